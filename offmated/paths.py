@@ -3,7 +3,7 @@
 State (`$OFFMATE_HOME`, or `$XDG_STATE_HOME/offmate`, or `~/.local/state/offmate`): the database, the broker's files,
 the run folders. Sockets: `<state>/run`, not `$XDG_RUNTIME_DIR`, which is removed when the user logs out although the
 daemon and its training go on. `$XDG_RUNTIME_DIR` is used only where sockets below the state folder would have too long
-a path."""
+a path. Traces of models: `traces` in `$OFFMATE_HOME`, or in `$XDG_CACHE_HOME/offmate`, or in `~/.cache/offmate`."""
 
 from __future__ import annotations
 
@@ -63,11 +63,6 @@ class Paths:
     def backups(self) -> Path:
         """The folder for copies of the database that are made before upgrades."""
         return self.state / "backups"
-
-    @property
-    def traces(self) -> Path:
-        """The folder for traces of models, which `offmate plan` makes anew if they are removed."""
-        return self.state / "traces"
 
     @property
     def config(self) -> Path:
@@ -201,6 +196,14 @@ def _expanded(home: str) -> Path:
 
 def _bytes(path: Path) -> int:
     return len(os.fsencode(path))
+
+
+def traces_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """The folder for traces of models: `traces` in `$OFFMATE_HOME`, or in the user's cache folder. What is in it may be
+    removed at any time: `offmate plan` makes it anew. It may be there before the state folder."""
+    if home := environment.get("OFFMATE_HOME"):
+        return _expanded(home).absolute() / "traces"
+    return (_xdg(environment, "XDG_CACHE_HOME") or Path.home() / ".cache") / "offmate" / "traces"
 
 
 def _xdg(environment: Mapping[str, str], name: str) -> Path | None:

@@ -24,6 +24,8 @@ _COUNT = click.IntRange(min=1)
     metavar="NAME|FILE|list",
     help="Plan for another machine: a card (rtx3060, h100 …) or a YAML file; list shows all cards.",
 )
+@click.option("--compare", metavar="NAMES", help="One table for several machines: rtx3060,rtx4090,my-box.yaml.")
+@click.option("--frontier", is_flag=True, help="With --hardware: the step over GPU memory; with --html as a picture.")
 @click.option("--cpu-memory", type=Size(), metavar="SIZE", help="With --hardware NAME: the host's memory.")
 @click.option("--link", metavar="NAME|RATE", help="With --hardware NAME: pcie3x8 … pcie5x16, or bytes per second.")
 @click.option(
@@ -59,6 +61,8 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
     \b
     offmate plan job.yaml
     offmate plan --hardware list
+    offmate plan job.yaml --compare rtx3060,rtx4090,rtx5090
+    offmate plan job.yaml --hardware rtx4090 --frontier --html frontier.html
     offmate plan job.yaml --hardware rtx4090 --cpu-memory 128GiB
     offmate plan --model meta-llama/Llama-3.1-8B --hardware rtx3060 --lora 16 --set exact=false
     offmate plan --chain chain.json --hardware hardware.json --gpu-budget 10GiB --json
@@ -79,6 +83,10 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
 
     kind = planner_process.kind_of_question(file, chosen)
     with plan_progress.Screen() if not as_json else plan_progress.Quiet() as screen:
+        if "compare" in chosen or "frontier" in chosen:
+            code, answers = planner_process.ask_several(file, chosen, screen.news)
+            screen.answers(answers, frontier="frontier" in chosen)
+            sys.exit(code)
         if kind == "FILE" and file is not None:
             code, answer = int(Exit.DONE), planner_process.make_plan(file, chosen, screen.news)
         else:

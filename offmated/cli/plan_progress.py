@@ -12,6 +12,7 @@ from rich.text import Text
 
 from offmated.cli import job_view, receipt_view
 from offmated.cli.output import console, print_json
+from offmated.cli.several_view import several
 from planner.codec import from_json
 from planner.reports.receipt import Receipt
 
@@ -31,6 +32,10 @@ class Quiet:
     def answer(self, document: dict[str, Any]) -> None:
         """Print the answer."""
         print_json(document)
+
+    def answers(self, documents: list[dict[str, Any]], *, frontier: bool) -> None:
+        """Print the answers to a question about several machines."""
+        print_json(documents)
 
 
 class Screen:
@@ -78,6 +83,12 @@ class Screen:
             shown = receipt_view.answer(document)
         if shown is not None:
             self._console.print(shown)
+
+    def answers(self, documents: list[dict[str, Any]], *, frontier: bool) -> None:
+        """Print the answers to a question about several machines, or with `frontier` about several amounts of GPU
+        memory."""
+        self._end()
+        self._console.print(several(documents, frontier=frontier))
 
     def _moving(self) -> RenderableType:
         working = Spinner("dots", Text(self._doing))

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
+from offmated.cli.quality import quality
 from planner.codec import from_json
 from planner.schedule.disk_use import DiskUse
 from planner.schedule.earlier import plan_of
@@ -32,7 +33,8 @@ def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
         ("batch", _batch(plan, answer)),
         *(("", text) for text in _compared(answer)),
         *((("", answer["planned_for"]),) if "planned_for" in answer else ()),
-        ("step", _time(plan)),
+        ("step", f"{format_seconds(plan.step_s)} predicted for full rows"),
+        *((("", quality(plan)),) if plan.bound_s > 0 or plan.lp_step_s > 0 else ()),
         ("GPU memory", f"peak {format_part(plan.gpu_peak_bytes, plan.gpu_budget_bytes)}, with full rows"),
         ("host memory", f"peak {format_part(plan.cpu_peak_bytes, plan.cpu_budget_bytes)}"),
         ("blocks", " · ".join(option_runs(plan.options))),
@@ -89,11 +91,6 @@ def _compared(answer: dict[str, Any]) -> Iterator[str]:
         )
         shown = ", ".join(others)
         yield "the split is the planner's choice" + (f"; compared by estimate: {shown}" if shown else "")
-
-
-def _time(plan: Plan) -> str:
-    text = f"{format_seconds(plan.step_s)} predicted for full rows"
-    return text + (f"; no schedule takes less than {format_seconds(plan.bound_s)}" if plan.bound_s > 0 else "")
 
 
 def _updates(plan: Plan) -> str:

@@ -19,7 +19,7 @@ from offmated.cli import pictures
 from offmated.config import Config
 from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_settings
 from offmated.jobs.looking import check_here, look_at
-from offmated.paths import Paths
+from offmated.paths import Paths, traces_folder
 from planner.data.local_data import is_local
 from planner.errors import Errors, Exit, UserError
 from planner.hub import NOT_REACHED, OFFLINE, is_downloaded
@@ -32,7 +32,7 @@ from planner.run.ending import leaving_on_signals
 from planner.run.folder import RunFolder
 from planner.units import counted
 
-_MACHINE = {"hardware", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
+_MACHINE = {"hardware", "compare", "frontier", "cpu_memory", "link", "drive", "gpu_budget", "cpu_budget"}
 _JOB = {"gpu_budget", "cpu_budget", "settings"}
 _SHORT = {"model", "max_length", "batch_size", "slices", "clip", "fp32", "lora"}
 _KINDS = {
@@ -60,13 +60,18 @@ def kind_of_question(file: Path | None, options: Mapping[str, Any]) -> str:
     ]
     if len(subjects) != 1:
         raise _usage("Give one thing to plan: a job FILE, --model or --chain.", "offmate plan job.yaml")
-    kind = subjects[0] if subjects == ["FILE"] and "hardware" not in options else f"{subjects[0]} --hardware"
-    if subjects != ["FILE"] and "hardware" not in options:
+    has_machine = "hardware" in options or "compare" in options
+    kind = subjects[0] if subjects == ["FILE"] and not has_machine else f"{subjects[0]} --hardware"
+    if subjects != ["FILE"] and not has_machine:
         raise _usage(f"{subjects[0]} needs a machine.", f"offmate plan {subjects[0]} … --hardware rtx3060")
     for name in options:
         if name not in _KINDS[kind] | pictures.NAMES:
             option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
             raise _usage(f"{option} does not go with offmate plan {kind}.", "offmate plan --help")
+    if "compare" in options and not options.keys().isdisjoint({"hardware", "frontier", "html", "trace"}):
+        raise _usage("--compare does not go with --hardware, --frontier, --html or --trace.", "offmate plan --help")
+    if "chain" in options and not options.keys().isdisjoint({"compare", "frontier"}):
+        raise _usage("--compare and --frontier are for a job FILE or --model.", "offmate plan --help")
     return kind
 
 
@@ -137,13 +142,27 @@ def ask(file: Path | None, options: Mapping[str, Any], news: News) -> tuple[int,
     `planner.reports.receipt.Receipt` of a job or a model on a named machine, or the `Solved` of a chain."""
     if "chain" in options:
         return _planner("solve", *_words(options), news=news)
+    return _asked("ask", file, options, news)
+
+
+def ask_several(file: Path | None, options: Mapping[str, Any], news: News) -> tuple[int, list[dict[str, Any]]]:
+    """Ask a planner process about several machines (`compare` in `options`), or about several amounts of GPU memory
+    (`frontier`). Returns its exit code and a receipt in JSON form for each."""
+    words = {name: value for name, value in options.items() if name != "compare"}
+    code, receipts = _asked(
+        "several", file, words | {"hardware": options.get("compare", options.get("hardware"))}, news
+    )
+    return code, receipts
+
+
+def _asked(command: str, file: Path | None, options: Mapping[str, Any], news: News) -> tuple[int, Any]:
     job = question(file, options)
     if "drive" in options and "save_total_limit" not in job.model_fields_set:
         job = job.model_copy(update={"save_total_limit": 1})  # as in a job that uses a drive
     with resolved(job) as path:
         url = database()
-        known = [f"--traces={Paths.from_environment().traces}", *([f"--database={url}"] if url else [])]
-        return _planner("ask", "--job", str(path), *known, *_words(options, _JOB | _SHORT), news=news)
+        known = [f"--traces={traces_folder()}", *([f"--database={url}"] if url else [])]
+        return _planner(command, "--job", str(path), *known, *_words(options, _JOB | _SHORT), news=news)
 
 
 def job_of(file: Path, options: Mapping[str, Any]) -> Job:

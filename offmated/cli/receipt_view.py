@@ -13,6 +13,7 @@ from rich.text import Text
 from offmated.cli.job_view import moment
 from offmated.cli.output import pairs, table
 from offmated.cli.plan_view import option_runs, plan_rows
+from offmated.cli.quality import quality
 from planner.codec import from_json
 from planner.reports.receipt import Receipt, Share, Solved
 from planner.units import counted, format_bytes, format_bytes_down, format_part, format_seconds
@@ -40,7 +41,7 @@ def figures(receipt: Receipt) -> RenderableType:
     """The first part of the answer: whether the job fits, how fast it is, and the bytes."""
     rows = list(_fitting(receipt) if receipt.status != "infeasible" else _too_large(receipt))
     verdict = Text(_verdict(receipt), style="green" if receipt.status != "infeasible" else "red")
-    return Group(_question(receipt), verdict, pairs(rows, width=_NAMES))
+    return Group(question(receipt), verdict, pairs(rows, width=_NAMES))
 
 
 def changes(receipt: Receipt) -> RenderableType:
@@ -48,14 +49,16 @@ def changes(receipt: Receipt) -> RenderableType:
     return pairs(list(_helps(receipt) if receipt.status != "infeasible" else _fits_with(receipt)), width=_NAMES)
 
 
-def _question(receipt: Receipt) -> str:
+def question(receipt: Receipt, *, on_machine: bool = True) -> str:
+    """The question in one line: the model, with `on_machine` the machine, and the step."""
     asked = receipt.asked
     model = asked.model.rstrip("/").removesuffix("/config.json").rpartition("/")[2]
     trained = (
         "" if receipt.trained_parameters == receipt.parameters else f", {_billions(receipt.trained_parameters)} trained"
     )
+    machine = f" on {receipt.hardware.name}" if on_machine else ""
     return (
-        f"{model} ({_billions(receipt.parameters)} parameters{trained}) in {asked.dtype} on {receipt.hardware.name}, "
+        f"{model} ({_billions(receipt.parameters)} parameters{trained}) in {asked.dtype}{machine}, "
         f"{counted(asked.slices, 'slice')} of {asked.rows} × {counted(asked.length, 'token')} a step"
     )
 
@@ -73,7 +76,7 @@ def _verdict(receipt: Receipt) -> str:
 def _fitting(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield from _notes(receipt)
     yield "", ""
-    yield "proven", proof(receipt)
+    yield "plan", quality(receipt)
     yield "limit", f"{receipt.loads[0].resource}, busy {receipt.loads[0].share:.0%} of the step"
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in receipt.loads[1:])
     yield "updates", f"{receipt.cpu_update_share:.0%} of the parameters on the CPU"
@@ -97,24 +100,6 @@ def _helps(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
         yield "" if number else "would help", f"{change.text}: {change.factor:.3g}×, {change.tokens_per_s:.0f} tokens/s"
     for number, prospect in enumerate(receipt.unplanned):
         yield "" if number else "not planned", f"{prospect.text}: {math.ceil(100 * prospect.most) / 100:.2f}× at most"
-
-
-def proof(result: Receipt | Solved) -> str:
-    """By how much, at most, the plan's step is longer than two lower bounds, in words and as far as proven: the time
-    that any schedule takes, and the best that the planner's program allows."""
-    proven = []
-    if result.bound_s > 0:
-        over = _rounded_up(result.step_s / result.bound_s - 1)
-        proven.append(f"within {over:.1%} of what any schedule takes ({format_seconds(result.bound_s)})")
-    if result.lp_step_s > 0 and result.solver_gap < 1:
-        over = _rounded_up(result.step_s / (result.lp_step_s * (1 - result.solver_gap)) - 1)
-        proven.append(f"within {over:.1%} of the best that the planner's program allows")
-    return ", ".join(proven) or "nothing"
-
-
-def _rounded_up(over: float) -> float:
-    """`over` rounded up to a tenth of a percent, so that no more is claimed than was proven."""
-    return max(0, math.ceil(1000 * over - 1e-6)) / 1000
 
 
 def _memory(name: str, used: str, shares: Sequence[Share]) -> Rows:
@@ -165,7 +150,7 @@ def _solved(solved: Solved) -> Rows:
     return [
         ("status", f"{solved.status}, {solved.source}, in {format_seconds(solved.solve_s)}"),
         ("step", format_seconds(solved.step_s)),
-        ("proven", proof(solved)),
+        ("plan", quality(solved)),
         ("solver", f"{format_seconds(solved.lp_step_s)} before rounding, gap {solved.solver_gap:.2%}"),
         ("GPU memory", f"peak {format_bytes(solved.gpu_peak_bytes)}"),
         ("host memory", f"peak {format_bytes(solved.cpu_peak_bytes)}"),

@@ -45,13 +45,14 @@ def ask(
     pictures: Pictures = NO_PICTURES,
     cache: Cache | None = None,
     traces: Traces | None = None,
+    helps: bool = True,
 ) -> Receipt:
     """The receipt of `job` on `hardware`: whether it fits, how fast it is, what limits it, and what would help.
 
     `tell` is told of what is done, of the receipt as soon as the plan is there, and of each line of what would help as
     it comes. Counts of work limit the search, never a clock, so the same question gets the same answer on a busy
-    machine. The plan is taken from `cache`, or kept there; traces of models, from
-    `traces`. Raises UserError for a model that cannot be used.
+    machine. The plan is taken from `cache`, or kept there; traces of models, from `traces`. Without `helps` the answer
+    leaves out what would help, or make the job fit. Raises UserError for a model that cannot be used.
     """
     start_s, traces = time.monotonic(), traces or Traces()
     tell.doing("reading the model")
@@ -66,12 +67,15 @@ def ask(
             tell.doing("solving")
             plan, key = _kept(job, problem, plan, cache)
             answer = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes)
-            answer = replace(answer, plan_key=key, notes=traces.of(job, hardware).notes)
+            answer = replace(
+                answer, plan_key=key, notes=traces.of(job, hardware).notes, least_gpu_budget_bytes=problem.least_bytes()
+            )
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             tell.so_far(answer)
-            answer = _with_help(answer, job, problem, plan, others, traces, tell)
+            if helps:
+                answer = _with_help(answer, job, problem, plan, others, traces, tell)
         else:
-            answer = _too_large(job, problem, least, traces, tell)
+            answer = _too_large(job, problem, least, traces, tell, helps=helps)
     return replace(answer, answer_s=time.monotonic() - start_s)
 
 
@@ -181,7 +185,7 @@ def _asked(job: Job) -> Asked:
     )
 
 
-def _too_large(job: Job, problem: Problem, least: int | None, traces: Traces, tell: Tell) -> Receipt:
+def _too_large(job: Job, problem: Problem, least: int | None, traces: Traces, tell: Tell, *, helps: bool) -> Receipt:
     # With all states on disk, less host memory is enough.
     stored = with_all_on_disk(problem) if problem.hardware.disk_bytes else problem
     tell.doing("how much memory it needs")
@@ -195,6 +199,8 @@ def _too_large(job: Job, problem: Problem, least: int | None, traces: Traces, te
     )
     answer = replace(answer, notes=traces.of(job, problem.hardware).notes)
     tell.so_far(answer)
+    if not helps:
+        return answer
 
     def doing(text: str) -> None:
         tell.doing(f"what would make it fit: {text}")

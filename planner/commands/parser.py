@@ -56,6 +56,13 @@ def add_parsers(commands: Any) -> None:
     ask.add_argument("--database", metavar="URL", help="where plans and answers are kept")
     ask.add_argument("--traces", type=Path, metavar="DIR", help="where traces of models are kept")
     add_options(ask)
+    several = commands.add_parser("several", help="a job on several machines, or with several amounts of GPU memory")
+    several.add_argument("--job", type=Path, required=True, metavar="FILE", help="only what a plan depends on is read")
+    _machine(several)
+    several.add_argument("--frontier", action="store_true", help="one machine, several amounts of GPU memory")
+    several.add_argument("--database", metavar="URL", help="where plans are kept")
+    several.add_argument("--traces", type=Path, metavar="DIR", help="where traces of models are kept")
+    several.add_argument("--html", type=Path, metavar="FILE", help="with --frontier: draw it into a page")
     plans = commands.add_parser("plans", help="the kept plans")
     plans.add_argument("verb", choices=("list", "show", "forget"))
     plans.add_argument("key", nargs="?", help="a plan's key or how it begins; forget takes all without one")
@@ -77,8 +84,8 @@ def answer(options: argparse.Namespace, answers: TextIO) -> int:
     """Write the answer to the parsed command line to `answers`, one JSON object in one line; returns the exit code.
     A question about a machine by name writes lines before it that say how far it is (`planner.commands.tell`)."""
     try:
-        if options.command == "ask":
-            code, document = _ask(options, answers)
+        if options.command in ("ask", "several"):
+            code, document = {"ask": _ask, "several": _several}[options.command](options, answers)
         else:
             code, document = {"solve": _solve, "plans": _plans, "picture": _picture}[options.command](options)
     except UserError as error:
@@ -147,6 +154,49 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
 def _ask(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
     job = Job.question(read_text(options.job), options.job.absolute().parent)
+    hardware = _machine_for(job, options)
+    cache = _cache(options.database)
+    config = config_text(job.model) if cache is not None else None
+    key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
+    document = cache.find_answer(key) if cache is not None and key is not None else None
+    if document is None or not _drawn_again(document, pictures, cache, title=title_of(job)):
+        # torch takes seconds to import: kept answers, and errors in the command line, come before that.
+        with lasting_imports():
+            from planner.commands.ask import ask
+        from planner.commands.kept_traces import Traces
+        from planner.commands.tell import InLines
+
+        receipt = ask(
+            job, hardware, tell=InLines(answers), pictures=pictures, cache=cache, traces=Traces(options.traces)
+        )
+        document = cast(dict[str, Any], to_json(receipt))
+        if cache is not None and key is not None:
+            cache.keep_answer(key, document)
+    return Exit.DOES_NOT_FIT if document["status"] == "infeasible" else Exit.DONE, document
+
+
+def _several(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
+    from planner.commands.kept_traces import Traces
+    from planner.commands.several import compare, frontier
+    from planner.commands.tell import InLines
+
+    job = Job.question(read_text(options.job), options.job.absolute().parent)
+    names = [name.strip() for name in options.hardware.split(",")]
+    machines = [_machine_for(job, argparse.Namespace(**{**vars(options), "hardware": name})) for name in names]
+    pictures = Pictures.wanted(argparse.Namespace(trace=None, html=options.html))
+    traces, cache, tell = Traces(options.traces), _cache(options.database), InLines(answers)
+    if options.frontier:
+        receipts = frontier(job, machines[0], traces=traces, cache=cache, tell=tell)
+        if receipts[0].status != "infeasible":
+            pictures.write_frontier(receipts, title=f"{title_of(job)} on {machines[0].name}")
+    else:
+        receipts = compare(job, machines, traces=traces, cache=cache, tell=tell)
+    fits = any(receipt.status != "infeasible" for receipt in receipts)
+    return Exit.DONE if fits else Exit.DOES_NOT_FIT, [to_json(receipt) for receipt in receipts]
+
+
+def _machine_for(job: Job, options: argparse.Namespace) -> Hardware:
+    """The machine that `options` name or give as a file, as the job uses it. Raises UserError."""
     hardware = _hardware(options, bf16=job.bf16)
     if not (optimizer := OPTIMIZERS[job.optim]).on_disk:
         if options.drive is not None:
@@ -166,24 +216,7 @@ def _ask(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
             numbers=(f"{options.hardware} has no {' and no '.join(missing)}",),
             hint="docs/plans.md has the fields",
         )
-    cache = _cache(options.database)
-    config = config_text(job.model) if cache is not None else None
-    key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
-    document = cache.find_answer(key) if cache is not None and key is not None else None
-    if document is None or not _drawn_again(document, pictures, cache, title=title_of(job)):
-        # torch takes seconds to import: kept answers, and errors in the command line, come before that.
-        with lasting_imports():
-            from planner.commands.ask import ask
-        from planner.commands.kept_traces import Traces
-        from planner.commands.tell import InLines
-
-        receipt = ask(
-            job, hardware, tell=InLines(answers), pictures=pictures, cache=cache, traces=Traces(options.traces)
-        )
-        document = cast(dict[str, Any], to_json(receipt))
-        if cache is not None and key is not None:
-            cache.keep_answer(key, document)
-    return Exit.DOES_NOT_FIT if document["status"] == "infeasible" else Exit.DONE, document
+    return hardware
 
 
 def _cache(database: str | None) -> Cache | None:

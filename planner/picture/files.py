@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from planner.codec import from_json
 from planner.errors import Exit, UserError
 from planner.machine.hardware import Hardware
 from planner.picture.basis import Basis
+from planner.reports.receipt import Receipt
 from planner.schedule.chain import Chain
 from planner.schedule.earlier import chain_of, plan_of
 from planner.schedule.measured import TIMELINE, Measured
@@ -62,6 +64,14 @@ class Pictures:
             _write(self.trace, json.dumps(trace(drawing), separators=(",", ":")) + "\n")
         if self.html is not None:
             _write(self.html, page(drawing))
+
+    def write_frontier(self, receipts: Sequence[Receipt], *, title: str) -> None:
+        """Write the page with the seconds of a step over GPU memory. `receipts`: those of one job with several budgets
+        of GPU memory, the smallest first. Raises UserError (exit 2) for a file that cannot be written."""
+        if self.html is not None:
+            from planner.picture.frontier import frontier_page
+
+            _write(self.html, frontier_page(receipts, title=title))
 
 
 NO_PICTURES = Pictures()

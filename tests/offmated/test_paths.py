@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from offmated.config import Config
-from offmated.paths import Paths
+from offmated.paths import Paths, traces_folder
 from planner.errors import Exit, UserError
 from tests.support.desks import short_paths
 
@@ -176,3 +176,9 @@ def test_mistakes_in_the_settings_file_are_named(paths: Paths, text: str, said: 
         Config.load(paths, {})
     assert str(caught.value).startswith(f"The settings file cannot be used.\n  {paths.config}\n  {said}")
     assert (caught.value.code, caught.value.exit_code) == ("bad-config", Exit.USAGE)
+
+
+def test_traces_lie_in_the_cache_folder_or_with_all_else_in_one_home() -> None:
+    assert traces_folder({"OFFMATE_HOME": "/data/om"}) == Path("/data/om/traces")
+    assert traces_folder({"XDG_CACHE_HOME": "/cache"}) == Path("/cache/offmate/traces")
+    assert traces_folder({}) == Path.home() / ".cache" / "offmate" / "traces"

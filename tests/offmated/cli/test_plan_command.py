@@ -135,7 +135,7 @@ def test_a_host_without_memory_leaves_everything_to_the_device(shell: Shell) -> 
 
 def test_a_chain_is_told_stage_by_stage(shell: Shell) -> None:
     lines = shell.run(*QUICK, "--gpu-budget", "8000").stdout.splitlines()
-    assert [line.split()[0] for line in lines[:7]] == ["status", "step", "proven", "solver", "GPU", "host", "blocks"]
+    assert [line.split()[0] for line in lines[:7]] == ["status", "step", "plan", "solver", "GPU", "host", "blocks"]
     assert lines[-1].strip().startswith("B0 ")
 
 
@@ -347,7 +347,7 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
     )
     assert lines[1].startswith("It fits: ")
     starts = {line.split()[0] for line in lines if line and not line.startswith(" ")}
-    assert starts >= {"proven", "limit", "updates", "blocks", "GPU", "disk", "would"}
+    assert starts >= {"plan", "limit", "updates", "blocks", "GPU", "disk", "would"}
     assert any("of 1.0 GiB" in line for line in lines)
     assert any(line.endswith("checkpoints kept: 3") for line in lines)
     (anew,) = (row for row in kept.json("plans", "list") if row["key"] == first["plan_key"])

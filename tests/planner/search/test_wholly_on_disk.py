@@ -98,10 +98,7 @@ def test_where_loading_takes_memory_for_all_weights_none_are_there_and_it_is_sai
         "weights wholly on the drive, had the model's files them as they are trained (loading these takes memory for "
         "all: they are in float32, and loaded as bfloat16): at least "
     )
-    assert not any(
-        "wholly" in str(way)
-        for way in ways_to_fit(job, large(), trace, runs=True)
-    )
+    assert not any("wholly" in str(way) for way in ways_to_fit(job, large(), trace, runs=True))
 
 
 def test_what_all_on_disk_needs_is_less_than_the_working_copies_take():

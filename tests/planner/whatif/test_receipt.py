@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from offmated.cli.receipt_view import proof
+from offmated.cli.quality import proof, quality
 from planner.candidate.evaluate import predicted_step_s
 from planner.machine.hardware import Hardware
 from planner.reports.make_receipt import (
@@ -153,7 +153,7 @@ def test_optimal_is_what_is_proven(
             "within 0.0% of the best that the planner's program allows",
         ),
         (0.0, 10.0, 0.01, "within 1.1% of the best that the planner's program allows"),  # the solver's own gap counts
-        (0.0, 0.0, 1.0, "nothing"),
+        (0.0, 0.0, 1.0, "nothing is proven"),
     ],
 )
 def test_what_is_proven_is_said_of_which_best_and_rounded_up(
@@ -167,6 +167,24 @@ def test_what_is_proven_is_said_of_which_best_and_rounded_up(
         solver_gap=solver_gap,
     )
     assert proof(proven) == words
+
+
+@pytest.mark.parametrize(
+    ("bound_s", "lp_step_s", "solver_gap", "word"),
+    [
+        (9.9, 0.0, 1.0, "good: "),  # 1.01%, which is not within 1%
+        (9.95, 0.0, 1.0, "optimal: "),
+        (8.0, 9.6, 0.0, "good: "),  # the better proof counts
+        (9.0, 9.0, 0.01, "rough, because whole tensors do not fit as well as the solver's parts of them: "),
+        (9.0, 10.0, 0.2, "rough, because the solver stopped at the limit of its work: "),
+        (9.0, 0.0, 1.0, "rough, because memory is so tight that the solver found no plan, and another method did: "),
+    ],
+)
+def test_how_good_a_plan_is_is_said_in_one_word_first(
+    bound_s: float, lp_step_s: float, solver_gap: float, word: str
+) -> None:
+    figures = {"step_s": 10.0, "bound_s": bound_s, "lp_step_s": lp_step_s, "solver_gap": solver_gap}
+    assert quality(replace(mixed_plan(), **figures)).startswith(word)
 
 
 def test_each_variation_changes_one_thing_for_the_better() -> None:
