@@ -1,9 +1,9 @@
 """The planner process: `python -m planner plan RUN_DIR [--measure] [--database URL] [--device cpu|cuda]`.
 
 It writes RUN_DIR/plan.json and prints the same object without its chain as one line. With `--job FILE` instead of a run
-folder it only prints. `--trace FILE` and `--html FILE` draw the plan, too. Exit codes are those of `planner.errors`.
-Errors for people go to stderr and into RUN_DIR/error.json. The subcommands `solve`, `ask`, `plans` and
-`picture` are those of `planner.commands.parser`.
+folder it only prints, and lines before the last say how far it is (`planner.commands.tell`). `--trace FILE` and `--html
+FILE` draw the plan, too. Exit codes are those of `planner.errors`. Errors for people go to stderr and into
+RUN_DIR/error.json. The other subcommands are those of `planner.commands.parser`.
 """
 
 from __future__ import annotations

@@ -2,10 +2,11 @@
 
     solve   a chain and a machine from files
     ask     a job on a machine by name, from its model's config
+    several a job on several machines, or on one with several amounts of GPU memory
     plans   list, show and forget the plans in the plan cache
     picture draw a plan.json
 
-Each prints one JSON object as one line. That a job does not fit is an answer, too, with exit code 3.
+Each prints its answer in JSON as one line. That a job does not fit is an answer, too, with exit code 3.
 """
 
 from __future__ import annotations

@@ -255,7 +255,8 @@ def test_a_job_file_is_planned_without_a_run_folder(
     file.write_text(job.resolved_yaml(), "utf-8")
     before = sorted(tmp_path.iterdir())
     assert main(["plan", "--job", str(file), "--device", "cpu"]) == Exit.DONE
-    answer = json.loads(capsys.readouterr().out)
+    *told, answer = map(json.loads, capsys.readouterr().out.splitlines())
+    assert told == [{"doing": "reading the model"}, {"doing": "solving"}]
     assert from_json(Plan, answer["plan"]).slices == 2
     assert sorted(tmp_path.iterdir()) == before
 
