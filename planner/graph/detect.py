@@ -126,7 +126,7 @@ def _check_reads(model: nn.Module, blocks: Sequence[ModuleCall], record: Record)
     in_blocks = set().union(*weights)
     for number, operation in enumerate(record.operations):
         read = in_blocks & {record.parameters.get(s, "") for s in operation.inputs} if operation.reads else set()
-        for block, names in zip(blocks, weights, strict=True):
+        for block, names in zip(blocks, weights, strict=True) if read else ():
             if block.start <= number < block.end:
                 read -= names
         if read:

@@ -16,6 +16,7 @@ from planner.errors import UserError
 from planner.graph.eager import EagerPair
 from planner.graph.fake import FakeMode
 from planner.graph.record import ModuleCall, Record, record_forward
+from planner.graph.repeats import Repeats
 from planner.graph.signature import flatten_call, mappings_of
 
 
@@ -88,10 +89,16 @@ def record_with_opaque_layers(
     each layer whose code looks at its data (`if x.sum() > 0`), the code that runs it, by the layer's id. Raises
     UserError."""
     opaque = Opaque(model)
+
+    @contextlib.contextmanager
+    def around(record: Record, mode: FakeMode) -> Iterator[None]:
+        with opaque.stand_in(record, mode), Repeats(model, record, mode).stand_in():
+            yield
+
     while True:
         running: list[str] = []
         try:
-            root, record = record_forward(model, batch, device, running, opaque.stand_in)
+            root, record = record_forward(model, batch, device, running, around)
         except UserError as error:
             if not opaque.add(running, error):
                 raise

@@ -66,14 +66,26 @@ class Operation:
 
 class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that records each operation that runs under it. Storages are identified by address, so all tensors are
-    kept alive. `parameters`: storage of a parameter -> the parameter's first name."""
+    kept alive.
 
-    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], others: Sequence[torch.Tensor]) -> None:
+    parameters  storage of a parameter -> the parameter's first name
+    known       storage -> the number of the operation that made it; -1 for parameters, buffers and the batch
+    changed     for each change of a storage, what `known` has for it; -1 for a storage that is known only since then
+    names       id of a module -> its name in the model
+    running     the calls of modules that have not returned yet, outermost first
+    """
+
+    def __init__(
+        self, root: ModuleCall, parameters: Sequence[tuple[str, torch.Tensor]], others: Sequence[torch.Tensor]
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.names = {id(module): name for name, module in root.module.named_modules()}
+        self.running = [root]
         self.operations: list[Operation] = []
         self.parameters = {storage_of(t): name for name, t in parameters}
         self.kept: list[torch.Tensor] = [*(t for _, t in parameters), *others]
-        self.known = {storage_of(t) for t in self.kept}
+        self.known = {storage_of(t): -1 for t in self.kept}
+        self.changed: list[int] = []
 
     def __torch_dispatch__(
         self,
@@ -90,20 +102,41 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outs = [t for t in tree_leaves(result) if torch.is_tensor(t)]
         constants = [x for x in leaves if isinstance(x, (bool, int, float, str, torch.dtype))]
         # A tensor that nothing recorded has made is a constant of the model's code: its value is part of the operation.
-        data = [_digest(t) for t in tensors if storage_of(t) not in self.known]
-        self.kept += outs
-        self.known.update(map(storage_of, outs))
+        data = [digest(t) for t in tensors if storage_of(t) not in self.known]
+        inputs, outputs = (list(map(storage_of, side)) for side in (tensors, outs))
+        if func._schema.is_mutable:
+            self.changed += [self.known.get(s, -1) for s in _written(func, args, kwargs or {})]
+        if data and func is not _aten.lift_fresh.default:  # lift_fresh: the code has made the constant just now
+            self.changed += [-1 for s in inputs if s in outputs and s not in self.known]
+        self.add_results(outs)
         cost = sum(t.numel() * t.element_size() for t in outs) * (50 if func in _MATMULS else 1)
         text = repr((str(func), constants, data, [_meta(t) for t in tensors], [_meta(t) for t in outs]))
-        inputs, outputs = (list(map(storage_of, side)) for side in (tensors, outs))
         self.operations.append(Operation(text, inputs, outputs, cost, _reads_values(func)))
         return result
+
+    def begin_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note that a module begins to run: the last of its hooks before its forward."""
+        call = ModuleCall(self.names[id(module)], module, len(self.operations), flatten_call(args, kwargs)[0].text)
+        call.given = [(mapping, dict(mapping)) for mapping in mappings_of(args, kwargs)]
+        self.running[-1].kids.append(call)
+        self.running.append(call)
+
+    def end_call(self, module: nn.Module, args: Any, result: Any) -> None:
+        """Note that a module has run: the first of its hooks after its forward."""
+        call = self.running.pop()
+        call.end, call.made = len(self.operations), _made(result, call.given)
+
+    def add_results(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Keep the results of the operation that is recorded next."""
+        self.kept += tensors
+        for tensor in tensors:
+            self.known.setdefault(storage_of(tensor), len(self.operations))
 
     def _check_rows(self, table: torch.Tensor, indices: torch.Tensor) -> None:
         """Raise UserError "max-length-too-long" if `indices` go beyond the rows of `table`, as positions do in a text
         longer than the model allows: plain PyTorch fails there, fake weights do not."""
         if (
-            _digest(indices[..., :0]) == "fake"
+            digest(indices[..., :0]) == "fake"
             or not indices.numel()
             or (beyond := int(indices.max()) + 1 - len(table)) <= 0
         ):
@@ -122,8 +155,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record a whole layer as one operation. Its cost is that of a matrix product whose result is as large as the
         layer's weights."""
         weights = [*module.parameters()]
-        self.kept += outputs
-        self.known.update(map(storage_of, outputs))
+        self.add_results(outputs)
         text = repr(([_meta(t) for t in inputs], [_meta(t) for t in outputs], str(module)))
         ids, output_ids = ([storage_of(t) for t in side] for side in ((*inputs, *weights), outputs))
         self.operations.append(Operation(text, ids, output_ids, 50 * sum(p.nbytes for p in weights), reads=True))
@@ -143,7 +175,16 @@ def _meta(tensor: torch.Tensor) -> tuple[object, ...]:
     return tuple(tensor.shape), tensor.stride(), str(tensor.dtype), str(tensor.device)
 
 
-def _digest(tensor: torch.Tensor) -> str:
+def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
+    """The storages that an operation writes to, by its schema."""
+    schema = func._schema.arguments
+    values = [*zip(schema, args, strict=False), *((a, kwargs[a.name]) for a in schema if a.name in kwargs)]
+    given = [value for argument, value in values if argument.alias_info is not None and argument.alias_info.is_write]
+    return [storage_of(t) for t in tree_leaves(given) if torch.is_tensor(t)]
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """A hash of the tensor's data; "fake" if it has none."""
     if isinstance(tensor, FakeTensor) or tensor.device.type == "meta":
         return "fake"
     data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
@@ -165,36 +206,23 @@ def record_forward(
     """
     mode = FakeMode()
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
-    root = ModuleCall("", model, 0, "")
-    stack, hooks = [root], []
+    root, hooks = ModuleCall("", model, 0, ""), []
     parameters = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
     with fake_weights(model, mode, device, buffers=False), same_buffers(model):
-        record = Record([*parameters, *model.named_parameters()], [*model.buffers(), *batch.values()])
-        for name, module in model.named_modules():
-            if not name or isinstance(module, Turns):
-                continue
-
-            def before(module: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                call = ModuleCall(name, module, len(record.operations), flatten_call(args, kwargs)[0].text)
-                call.given = [(mapping, dict(mapping)) for mapping in mappings_of(args, kwargs)]
-                stack[-1].kids.append(call)
-                stack.append(call)
-
-            def after(module: nn.Module, args: Any, result: Any) -> None:
-                call = stack.pop()
-                call.end, call.made = len(record.operations), _made(result, call.given)
-
-            hooks += [
-                module.register_forward_pre_hook(before, with_kwargs=True),
-                module.register_forward_hook(after, prepend=True),  # the module's own hooks count for its caller
-            ]
+        record = Record(root, [*parameters, *model.named_parameters()], [*model.buffers(), *batch.values()])
+        for module in model.modules():
+            if module is not model and not isinstance(module, Turns):
+                hooks += [
+                    module.register_forward_pre_hook(record.begin_call, with_kwargs=True),
+                    module.register_forward_hook(record.end_call, prepend=True),  # its own hooks count for its caller
+                ]
         try:
             with around(record, mode), _quiet(), torch.random.fork_rng(devices=[]), torch.enable_grad(), record:
                 model(**batch)
         except UserError:
             raise
         except Exception as error:  # the model's own code failed: the message names its error as the cause
-            running[:] = [call.name for call in stack[1:]]
+            running[:] = [call.name for call in record.running[1:]]
             if running:
                 raise untraceable(running[-1], error) from error
             raise not_found(f"its forward fails on fake weights ({type(error).__name__}: {error})") from error

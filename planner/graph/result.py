@@ -35,6 +35,9 @@ class _Given:
     index: int
 
 
+Mark = _Made | _Given
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """How a block's result nests, together with its recorded values and its new entries in dictionaries among its
@@ -88,6 +91,11 @@ def recorded_names() -> tuple[str, ...]:
     hooks on the block itself."""
     running = _running.get() or {}
     return tuple(key for key in running if not key.lstrip("_").startswith("hidden_states"))
+
+
+def recorded_values() -> dict[str, list[Any]]:
+    """A copy of what hooks have recorded so far in the model's forward that is running."""
+    return {name: list(values) for name, values in (_running.get() or {}).items() if isinstance(values, list)}
 
 
 @contextlib.contextmanager
