@@ -53,7 +53,7 @@ def find_blocks(
     _refuse_dropped_layers(model)
     device = device or next(iter(batch.values())).device
     root, record, codes = record_with_opaque_layers(model, batch, device)
-    names = {id(module): name for name, module in model.named_modules()}
+    names = record.names
     blocks = _blocks(model, root, record)
     calls = {id(call.module): call for call in root.walk()}
     times = Counter(id(call.module) for call in root.walk())
@@ -192,12 +192,13 @@ def _kind(call: ModuleCall, record: Record) -> str:
     """A hash of the call: its class, arguments, parameters and buffers, its operations and how they feed each other,
     and the values that it returns or puts into dictionaries among its arguments."""
     index: dict[int, int] = {}
-    roles = {storage_of(t): name for name, t in (*call.module.named_parameters(), *call.module.named_buffers())}
+    parameters, buffers = list(call.module.named_parameters()), list(call.module.named_buffers())
+    roles = {storage_of(t): name for name, t in (*parameters, *buffers)}
     lines = [
         f"{type(call.module).__module__}.{type(call.module).__qualname__}",
         call.key,
-        repr([(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in call.module.named_parameters()]),
-        repr([(n, tuple(b.shape), str(b.dtype)) for n, b in call.module.named_buffers()]),
+        repr([(n, tuple(p.shape), str(p.dtype), p.requires_grad) for n, p in parameters]),
+        repr([(n, tuple(b.shape), str(b.dtype)) for n, b in buffers]),
     ]
     for operation in record.operations[call.start : call.end]:
         ids = [

@@ -21,7 +21,7 @@ from planner.graph.record import ModuleCall, Operation, Record, storage_of
 from planner.graph.repeated_layers import Turns
 from planner.graph.result import Mark, Records, Result, recorded_names, recorded_values
 from planner.graph.signature import flatten_call, mappings_of
-from planner.graph.traits import PLAIN, Attribute, Traits, watched
+from planner.graph.traits import PLAIN, Attribute, Traits, unlike, watched
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +76,12 @@ class Repeats:
         """A context in which equal layers run once."""
         layers = [(number, layer) for number, group in enumerate(self.lists) if len(group) > 1 for layer in group]
         with contextlib.ExitStack() as stack:
-            self.watched = stack.enter_context(watched(self._differing(), self.read))
+            self.watched = stack.enter_context(watched(set().union(*map(unlike, self.lists)), self.read))
             for number, layer in layers:
                 if "forward" not in vars(layer):  # it may be in several lists
                     vars(layer)["forward"] = StandIn(self, number, layer, layer.forward)
                     stack.callback(vars(layer).pop, "forward")
             yield
-
-    def _differing(self) -> set[Attribute]:
-        """The attributes that are not the same in all layers of a list that have the same structure."""
-        differing: set[Attribute] = set()
-        for group in self.lists:
-            first: dict[Hashable, Traits] = {}
-            for layer in group if len(group) > 1 else ():
-                traits = self._traits(layer)
-                differing |= traits.differing(first.setdefault(traits.structure, traits)) or set()
-        return differing
 
     def _traits(self, layer: nn.Module) -> Traits:
         return Traits(layer, (StandIn, Repeats, Record))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -20,6 +20,7 @@ Attribute = tuple[type[nn.Module], str]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
 """Types whose values never change and are equal if they look equal."""
 
+_PLAIN = frozenset(PLAIN)
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -50,11 +51,6 @@ class Traits:
             if not isinstance(value, ignored)
         }
 
-    @property
-    def structure(self) -> tuple[object, ...]:
-        """The names of all attributes, by module."""
-        return tuple(self._values)
-
     def differing(self, other: Traits) -> set[Attribute] | None:
         """The attributes that differ from those of `other`. None if the two layers have other attributes, or differ in
         what PyTorch gives every module (submodules, weights, hooks, training mode)."""
@@ -79,8 +75,11 @@ class Traits:
 
     def _value(self, value: Any) -> object:
         """`value` in a form that can be compared with the same attribute's value of another layer."""
-        if isinstance(value, PLAIN):
-            return type(value), value.hex() if isinstance(value, float) else value
+        kind = type(value)
+        if kind in _PLAIN or isinstance(value, PLAIN):
+            return kind, value.hex() if isinstance(value, float) else value
+        if kind in (dict, OrderedDict) and not value:
+            return kind
         if id(value) in self._places:
             return self._places[id(value)]
         self._places[id(value)] = "again", len(self._places)  # also ends the recursion in an object that holds itself
@@ -93,7 +92,7 @@ class Traits:
         elif isinstance(value, (list, tuple)):
             parts = value
         elif isinstance(value, (set, frozenset)):
-            return type(value), sorted(map(repr, value))
+            return kind, sorted(map(repr, value))
         elif isinstance(value, MethodType):
             parts = value.__func__, value.__self__
         elif isinstance(value, functools.partial):
@@ -104,8 +103,24 @@ class Traits:
         else:
             if not isinstance(value, (type, Tensor, ModuleType, BuiltinFunctionType, CodeType, *self._ignored)):
                 self._others.append(value)
-            return type(value), id(value)
-        return type(value), [self._value(part) for part in parts]
+            return kind, id(value)
+        return kind, [self._value(part) for part in parts]
+
+
+def unlike(layers: Sequence[nn.Module]) -> set[Attribute]:
+    """The attributes that may differ between those of `layers` that have the same structure: at least all that do."""
+    first: dict[Hashable, list[nn.Module]] = {}
+    found: set[Attribute] = set()
+    for layer in layers:
+        modules = list(layer.modules())
+        for old, new in zip(first.setdefault(tuple(map(type, modules)), modules), modules, strict=True):
+            for name, value in vars(new).items():
+                other = vars(old).get(name)
+                if other is not value and name not in _OF_EVERY_MODULE and not (
+                    type(value) in _PLAIN and type(value) is type(other) and value == other
+                ):
+                    found.add((type(new), name))
+    return found
 
 
 class _Watched:
