@@ -210,11 +210,12 @@ def record_forward(
     parameters = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
     with fake_weights(model, mode, device, buffers=False), same_buffers(model):
         record = Record(root, [*parameters, *model.named_parameters()], [*model.buffers(), *batch.values()])
+        begin, end = record.begin_call, record.end_call
         for module in model.modules():
             if module is not model and not isinstance(module, Turns):
                 hooks += [
-                    module.register_forward_pre_hook(record.begin_call, with_kwargs=True),
-                    module.register_forward_hook(record.end_call, prepend=True),  # its own hooks count for its caller
+                    module.register_forward_pre_hook(begin, with_kwargs=True),
+                    module.register_forward_hook(end, prepend=True),  # the module's own hooks count for its caller
                 ]
         try:
             with around(record, mode), _quiet(), torch.random.fork_rng(devices=[]), torch.enable_grad(), record:

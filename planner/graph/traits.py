@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -20,8 +21,9 @@ Attribute = tuple[type[nn.Module], str]
 PLAIN = (bool, int, float, complex, str, bytes, type(None), type(...), torch.dtype, torch.device)
 """Types whose values never change and are equal if they look equal."""
 
-_PLAIN = frozenset(PLAIN)
+_DISTINCT = frozenset({str, bytes, bool, type(None), torch.dtype, torch.device})
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_TABLES = frozenset(name for name, value in vars(nn.Module()).items() if isinstance(value, (dict, set)))
 
 
 class Traits:
@@ -48,7 +50,7 @@ class Traits:
             (place, (type(module), name)): self._value(value)
             for place, module in enumerate(self.modules)
             for name, value in vars(module).items()
-            if not isinstance(value, ignored)
+            if (value or name not in _TABLES) and not isinstance(value, ignored)
         }
 
     def differing(self, other: Traits) -> set[Attribute] | None:
@@ -76,10 +78,10 @@ class Traits:
     def _value(self, value: Any) -> object:
         """`value` in a form that can be compared with the same attribute's value of another layer."""
         kind = type(value)
-        if kind in _PLAIN or isinstance(value, PLAIN):
+        if kind in _DISTINCT:
+            return value
+        if isinstance(value, PLAIN):  # with its type, because True equals 1 and 1.0
             return kind, value.hex() if isinstance(value, float) else value
-        if kind in (dict, OrderedDict) and not value:
-            return kind
         if id(value) in self._places:
             return self._places[id(value)]
         self._places[id(value)] = "again", len(self._places)  # also ends the recursion in an object that holds itself
@@ -88,11 +90,11 @@ class Traits:
         if isinstance(value, OrderedDict):  # hooks: their keys are numbers that no two have
             parts = value.values()
         elif isinstance(value, dict):
-            parts = (part for item in value.items() for part in item)
+            parts = itertools.chain.from_iterable(value.items())
         elif isinstance(value, (list, tuple)):
             parts = value
         elif isinstance(value, (set, frozenset)):
-            return kind, sorted(map(repr, value))
+            parts = sorted(map(repr, value))
         elif isinstance(value, MethodType):
             parts = value.__func__, value.__self__
         elif isinstance(value, functools.partial):
@@ -104,7 +106,7 @@ class Traits:
             if not isinstance(value, (type, Tensor, ModuleType, BuiltinFunctionType, CodeType, *self._ignored)):
                 self._others.append(value)
             return kind, id(value)
-        return kind, [self._value(part) for part in parts]
+        return [kind, *map(self._value, parts)]
 
 
 def unlike(layers: Sequence[nn.Module]) -> set[Attribute]:
@@ -117,7 +119,7 @@ def unlike(layers: Sequence[nn.Module]) -> set[Attribute]:
             for name, value in vars(new).items():
                 other = vars(old).get(name)
                 if other is not value and name not in _OF_EVERY_MODULE and not (
-                    type(value) in _PLAIN and type(value) is type(other) and value == other
+                    type(value) is type(other) and type(value) in PLAIN and value == other
                 ):
                     found.add((type(new), name))
     return found
