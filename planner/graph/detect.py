@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from planner.errors import Exit, UserError
+from planner.garbage import seldom_collected
 from planner.graph.eager import EagerPair
 from planner.graph.opaque import record_with_opaque_layers
 from planner.graph.record import ModuleCall, Record, not_found, storage_of
@@ -39,6 +40,7 @@ class BlockNames:
         return (self.embedding, *self.layers, self.head)
 
 
+@seldom_collected()
 def find_blocks(
     model: nn.Module, batch: Mapping[str, torch.Tensor], *, device: torch.device | None = None
 ) -> BlockNames:

@@ -58,8 +58,8 @@ class Operation:
     the values of its inputs, not only their shapes."""
 
     text: str
-    inputs: list[int]
-    outputs: list[int]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
     cost: int
     reads: bool
 
@@ -103,7 +103,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         constants = [x for x in leaves if isinstance(x, (bool, int, float, str, torch.dtype))]
         # A tensor that nothing recorded has made is a constant of the model's code: its value is part of the operation.
         data = [digest(t) for t in tensors if storage_of(t) not in self.known]
-        inputs, outputs = (list(map(storage_of, side)) for side in (tensors, outs))
+        inputs, outputs = (tuple(map(storage_of, side)) for side in (tensors, outs))
         if func._schema.is_mutable:
             self.changed += [self.known.get(s, -1) for s in _written(func, args, kwargs or {})]
         if data and func is not _aten.lift_fresh.default:  # lift_fresh: the code has made the constant just now
@@ -157,7 +157,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         weights = [*module.parameters()]
         self.add_results(outputs)
         text = repr(([_meta(t) for t in inputs], [_meta(t) for t in outputs], str(module)))
-        ids, output_ids = ([storage_of(t) for t in side] for side in ((*inputs, *weights), outputs))
+        ids, output_ids = (tuple(map(storage_of, side)) for side in ((*inputs, *weights), outputs))
         self.operations.append(Operation(text, ids, output_ids, 50 * sum(p.nbytes for p in weights), reads=True))
 
 

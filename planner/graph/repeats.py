@@ -197,7 +197,7 @@ class Repeats:
             )
 
         for old in run.operations:
-            inputs, made = list(map(other, old.inputs)), list(map(other, old.outputs))
+            inputs, made = tuple(map(other, old.inputs)), tuple(map(other, old.outputs))
             for storage in made:
                 record.known.setdefault(storage, len(record.operations))
             record.operations.append(Operation(old.text, inputs, made, old.cost, old.reads))

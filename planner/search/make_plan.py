@@ -18,7 +18,7 @@ from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
-from planner.search.garbage import seldom_collected
+from planner.garbage import seldom_collected
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 from planner.units import format_bytes, format_bytes_down
