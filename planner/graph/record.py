@@ -70,6 +70,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     parameters  storage of a parameter -> the parameter's first name
     known       storage -> the number of the operation that made it; -1 for parameters, buffers and the batch
+    used        storages that operations have been given
     changed     for each change of a storage, what `known` has for it; -1 for a storage that is known only since then
     names       id of a module -> its name in the model
     running     the calls of modules that have not returned yet, outermost first
@@ -85,6 +86,7 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.parameters = {storage_of(t): name for name, t in parameters}
         self.kept: list[torch.Tensor] = [*(t for _, t in parameters), *others]
         self.known = {storage_of(t): -1 for t in self.kept}
+        self.used: set[int] = set()
         self.changed: list[int] = []
 
     def __torch_dispatch__(
@@ -108,10 +110,10 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.changed += [self.known.get(s, -1) for s in _written(func, args, kwargs or {})]
         if data and func is not _aten.lift_fresh.default:  # lift_fresh: the code has made the constant just now
             self.changed += [-1 for s in inputs if s in outputs and s not in self.known]
-        self.add_results(outs)
+        self.kept += outs
         cost = sum(t.numel() * t.element_size() for t in outs) * (50 if func in _MATMULS else 1)
         text = repr((str(func), constants, data, [_meta(t) for t in tensors], [_meta(t) for t in outs]))
-        self.operations.append(Operation(text, inputs, outputs, cost, _reads_values(func)))
+        self.add(Operation(text, inputs, outputs, cost, _reads_values(func)))
         return result
 
     def begin_call(self, module: nn.Module, args: Any, kwargs: Any) -> None:
@@ -126,11 +128,12 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         call = self.running.pop()
         call.end, call.made = len(self.operations), _made(result, call.given)
 
-    def add_results(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Keep the results of the operation that is recorded next."""
-        self.kept += tensors
-        for tensor in tensors:
-            self.known.setdefault(storage_of(tensor), len(self.operations))
+    def add(self, operation: Operation) -> None:
+        """Record an operation whose results are in `kept`."""
+        self.used.update(operation.inputs)
+        for storage in operation.outputs:
+            self.known.setdefault(storage, len(self.operations))
+        self.operations.append(operation)
 
     def _check_rows(self, table: torch.Tensor, indices: torch.Tensor) -> None:
         """Raise UserError "max-length-too-long" if `indices` go beyond the rows of `table`, as positions do in a text
@@ -155,10 +158,10 @@ class Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record a whole layer as one operation. Its cost is that of a matrix product whose result is as large as the
         layer's weights."""
         weights = [*module.parameters()]
-        self.add_results(outputs)
+        self.kept += outputs
         text = repr(([_meta(t) for t in inputs], [_meta(t) for t in outputs], str(module)))
         ids, output_ids = (tuple(map(storage_of, side)) for side in ((*inputs, *weights), outputs))
-        self.operations.append(Operation(text, ids, output_ids, 50 * sum(p.nbytes for p in weights), reads=True))
+        self.add(Operation(text, ids, output_ids, 50 * sum(p.nbytes for p in weights), reads=True))
 
 
 def _reads_values(func: Any) -> bool:

@@ -7,13 +7,14 @@ import contextlib
 import itertools
 import operator
 import random
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 
 from planner.graph.fake import FakeMode
@@ -26,10 +27,13 @@ from planner.graph.traits import PLAIN, Attribute, Traits, unlike, watched
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A call of a layer. `key`: equal for calls that do the same if their layers have equal traits. `storages`: those
-    of the tensor arguments and of the layer's weights."""
+    """A call of a layer. `key` and `used` are equal for calls that do the same if their layers have equal traits.
+    `storages`: those of the tensor arguments and of the layer's weights. `used`: which of the weights earlier
+    operations have been given: the first one that is given a weight makes autograd's node for it, which the record sees
+    as an operation."""
 
     key: Hashable
+    used: tuple[bool, ...]
     tensors: Sequence[Tensor]
     traits: Traits
     storages: Sequence[int]
@@ -69,6 +73,7 @@ class Repeats:
         self.read: list[Attribute] = []
         self.watched: set[Attribute] = set()
         self.new_storages = itertools.count(-1, -1)  # storages of tensors that are not made; real ones are positive
+        self.nodes: list[GradientEdge] = []  # alive, so that autograd finds them again
         self.anchor = torch.zeros((), requires_grad=True)
 
     @contextlib.contextmanager
@@ -96,11 +101,13 @@ class Repeats:
                 call = self._call(number, layer, args, kwargs)
         if call is None:
             return forward(*args, **kwargs)
-        runs = self.runs.setdefault(call.key, [])
+        runs = self.runs.setdefault((call.key, call.used), [])
         for run in runs:
             differing = call.traits.differing(run.call.traits)
             if differing is not None and differing <= self.watched.difference(run.read):
                 return self._repeat(run, call)
+        if any(call.used):  # perhaps by a repetition, which has not made the nodes
+            self.nodes += _nodes(itertools.compress((*call.tensors, *call.traits.tensors), call.used))
         before = call.traits.state(), _random_state()
         recorded = recorded_values()
         tables = self.record.operations, self.record.changed, self.record.running[-1].kids, self.read
@@ -135,7 +142,8 @@ class Repeats:
         ):
             return None
         traits = self._traits(layer)
-        storages = [storage_of(t) for t in (*tensors, *traits.tensors)]
+        every = *tensors, *traits.tensors
+        storages = list(map(storage_of, every))
         places = {storage: place for place, storage in reversed([*enumerate(storages)])}
         key = (
             number,
@@ -146,7 +154,8 @@ class Repeats:
             tuple((type(t), t.storage_offset(), storage_of(t) in self.record.known) for t in tensors),
             tuple((storage_of(t), t._version) for t in tensors if not isinstance(t, FakeTensor)),
         )
-        return _Call(key, tensors, traits, storages)
+        used = tuple(t.requires_grad and t.is_leaf and storage_of(t) in self.record.used for t in every)
+        return _Call(key, used, tensors, traits, storages)
 
     def _depends_on_arguments(self, run: _Run) -> bool:
         """Whether all that a run has read are arguments, weights and constants of its code."""
@@ -198,9 +207,7 @@ class Repeats:
 
         for old in run.operations:
             inputs, made = tuple(map(other, old.inputs)), tuple(map(other, old.outputs))
-            for storage in made:
-                record.known.setdefault(storage, len(record.operations))
-            record.operations.append(Operation(old.text, inputs, made, old.cost, old.reads))
+            record.add(Operation(old.text, inputs, made, old.cost, old.reads))
         record.running[-1].kids += map(repeated, run.kids)
         self.read += run.read
         return run.result.deliver(outputs, call.tensors, ())
@@ -240,6 +247,12 @@ def _may_repeat(layer: nn.Module) -> bool:
         and any(True for _ in layer.children())
         and any(True for _ in layer.parameters())
     )
+
+
+def _nodes(weights: Iterable[Tensor]) -> list[GradientEdge]:
+    """Autograd's nodes for weights. They are made if there are none."""
+    with _disable_current_modes():
+        return list(map(get_gradient_edge, weights))
 
 
 def _random_state() -> tuple[bytes, object]:

@@ -50,7 +50,7 @@ class Traits:
             (place, (type(module), name)): self._value(value)
             for place, module in enumerate(self.modules)
             for name, value in vars(module).items()
-            if (value or name not in _TABLES) and not isinstance(value, ignored)
+            if (name not in _TABLES or value) and not isinstance(value, ignored)
         }
 
     def differing(self, other: Traits) -> set[Attribute] | None:
@@ -118,8 +118,10 @@ def unlike(layers: Sequence[nn.Module]) -> set[Attribute]:
         for old, new in zip(first.setdefault(tuple(map(type, modules)), modules), modules, strict=True):
             for name, value in vars(new).items():
                 other = vars(old).get(name)
-                if other is not value and name not in _OF_EVERY_MODULE and not (
-                    type(value) is type(other) and type(value) in PLAIN and value == other
+                if (
+                    other is not value
+                    and name not in _OF_EVERY_MODULE
+                    and not (type(value) is type(other) and type(value) in PLAIN and value == other)
                 ):
                     found.add((type(new), name))
     return found
