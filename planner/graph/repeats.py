@@ -116,7 +116,7 @@ class Repeats:
         with _disable_current_modes():
             after = self._call(number, layer, args, kwargs)
         operations, changed, kids, read = (table[length:] for table, length in zip(tables, lengths, strict=True))
-        new = {name: values[len(recorded[name]) :] for name, values in recorded_values().items()}
+        new = {name: values[len(recorded.get(name, ())) :] for name, values in recorded_values().items()}
         result, outputs = Result.of(value, new, (), call.tensors)
         run = _Run(call, lengths[0], operations, kids, result, outputs, read)
         if (
@@ -138,11 +138,12 @@ class Repeats:
         if (
             mappings_of(args, kwargs)  # the layer may put values into them
             or not all(isinstance(constant, PLAIN) for constant in shape.rest)  # other objects may have a state
-            or any(map(torch.is_autocast_enabled, {t.device.type for t in tensors}))  # it has a cache of casts
         ):
             return None
         traits = self._traits(layer)
         every = *tensors, *traits.tensors
+        if any(map(torch.is_autocast_enabled, {t.device.type for t in every})):  # which has a cache of casts
+            return None
         storages = list(map(storage_of, every))
         places = {storage: place for place, storage in reversed([*enumerate(storages)])}
         key = (
