@@ -1,11 +1,14 @@
-"""Speeds up large imports by switching off the garbage collector."""
+"""Speeds up large imports: the garbage collector is off, and torch.compile does not load its compilers yet."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import FunctionType
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -25,3 +28,27 @@ def lasting_imports() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@contextlib.contextmanager
+def compiled_when_called() -> Iterator[None]:
+    """A context for imports of modules that decorate functions with torch.compile, as bitsandbytes does: such a
+    function is compiled when it is first called. The decoration alone would load torch's compilers, which takes a
+    second."""
+    import torch
+
+    at_once: Callable[..., Any] = torch.compile
+
+    def late(function: Any = None, **options: Any) -> Any:
+        if function is None:
+            return functools.partial(late, **options)
+        if not isinstance(function, FunctionType):
+            return at_once(function, **options)
+        compiled = functools.cache(lambda: at_once(function, **options))
+        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+    torch.compile = late
+    try:
+        yield
+    finally:
+        torch.compile = at_once

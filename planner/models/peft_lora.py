@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from planner.errors import Exit, UserError, first_line
+from planner.fast_imports import compiled_when_called
 from planner.job.schema import Job
 from planner.keys.adapter import WEIGHTS, adapter_keys, takes_from_base
 from planner.keys.lora import ALL_LINEAR, PEFTS_OWN
@@ -40,7 +41,8 @@ def with_adapters(
     weights (PiSSA, OLoRA), to start from again. Raises UserError if peft is missing, or a target is not in the model.
     """
     try:
-        from peft import LoraConfig, get_peft_model
+        with compiled_when_called():  # of bitsandbytes, which peft loads
+            from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise UserError(
             "LoRA needs the package peft.",

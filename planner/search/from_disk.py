@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from planner.candidate.candidate import movable
+from planner.garbage import seldom_collected
 from planner.schedule.chain import Chain
 from planner.search.activations_on_disk import with_states_and_activations_on_disk
-from planner.garbage import seldom_collected
 from planner.search.problem import Problem
 from planner.search.states_on_disk import PARTS, as_few_as_fit, every, with_all_on_disk
 

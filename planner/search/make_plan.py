@@ -12,13 +12,13 @@ from planner.candidate.candidate import Candidate
 from planner.candidate.evaluate import assembled, device_bytes, host_bytes, proven
 from planner.candidate.setting import Setting
 from planner.errors import Exit, UserError
+from planner.garbage import seldom_collected
 from planner.greedy.streaming import frugal, profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
-from planner.garbage import seldom_collected
 from planner.search.portfolio import Search
 from planner.search.round_placements import hoped
 from planner.units import format_bytes, format_bytes_down
