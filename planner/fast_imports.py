@@ -8,7 +8,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 
 @contextlib.contextmanager
@@ -47,7 +47,7 @@ def compiled_when_called() -> Iterator[None]:
         compiled = functools.cache(lambda: at_once(function, **options))
         return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
 
-    torch.compile = late
+    torch.compile = cast(Any, late)
     try:
         yield
     finally:

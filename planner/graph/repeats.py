@@ -110,7 +110,8 @@ class Repeats:
             self.nodes += _nodes(itertools.compress((*call.tensors, *call.traits.tensors), call.used))
         before = call.traits.state(), _random_state()
         recorded = recorded_values()
-        tables = self.record.operations, self.record.changed, self.record.running[-1].kids, self.read
+        kids_so_far = self.record.running[-1].kids
+        tables: tuple[list[Any], ...] = self.record.operations, self.record.changed, kids_so_far, self.read
         lengths = [len(table) for table in tables]
         value = forward(*args, **kwargs)
         with _disable_current_modes():

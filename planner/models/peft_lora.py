@@ -41,7 +41,7 @@ def with_adapters(
     weights (PiSSA, OLoRA), to start from again. Raises UserError if peft is missing, or a target is not in the model.
     """
     try:
-        with compiled_when_called():  # of bitsandbytes, which peft loads
+        with compiled_when_called():  # peft loads bitsandbytes
             from peft import LoraConfig, get_peft_model
     except ImportError as error:
         raise UserError(

@@ -19,6 +19,7 @@ from torch.nn import functional
 from transformers import BitsAndBytesConfig, PreTrainedConfig
 
 from planner.errors import Exit, UserError, first_line
+from planner.fast_imports import compiled_when_called
 from planner.job.schema import Job
 
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)  # it warns of kernels that it lacks
@@ -170,7 +171,8 @@ class Quantization:
         if by is None and not (job.load_in_4bit or job.load_in_8bit):
             return None
         try:
-            import bitsandbytes  # noqa: F401
+            with compiled_when_called():
+                import bitsandbytes  # noqa: F401
         except ImportError as error:
             raise UserError(
                 "A quantized base needs the package bitsandbytes.",
