@@ -12,6 +12,7 @@ from planner.job.schema import Job
 from planner.keys.lora import DEFAULTS, has_no_weights
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.table import OPTIMIZERS
+from planner.schedule.chain import Tensor
 from planner.search.from_disk import with_all_that_may_be_on_disk
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
@@ -22,6 +23,8 @@ from planner.whatif.traced import Traced
 _SHORTEST = 256  # tokens; below that nobody trains
 _EASIER = 0.99  # a change that leaves more than this of a shortage is no part of a pair
 _ANY_SIZE = 2**62
+_DEVICE, _HOST = frozenset({"device"}), frozenset({"host"})
+_BOTH = _DEVICE | _HOST
 
 Tell = Callable[[str], None]
 Trace = Callable[[Job], Traced]
@@ -50,15 +53,17 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """A change of the job's keys that may make it fit. `kind`: changes of one kind exclude each other."""
+    """A change of the job's keys that may make it fit. `kind`: changes of one kind exclude each other. `eases`: which
+    memory the job may need less of."""
 
     kind: str
     text: str
     keys: Mapping[str, object]
+    eases: frozenset[str] = _BOTH
 
     def with_(self, other: _Change) -> _Change:
         kind, text = f"{self.kind}+{other.kind}", f"{self.text}, and {other.text}"
-        return _Change(kind=kind, text=text, keys={**self.keys, **other.keys})
+        return _Change(kind=kind, text=text, keys={**self.keys, **other.keys}, eases=self.eases | other.eases)
 
 
 def ways_to_fit(
@@ -73,15 +78,18 @@ def ways_to_fit(
     """
     trials = _Trials(job=job, problem=problem, traced=traced, tell=tell)
     singles = list(_changes(job, traced(job), runs=runs))
-    found = [way for change in singles if (way := trials.way(change))]
+    found: set[str] = set()  # kinds of the changes that are enough alone
+    for change in singles:
+        if change.kind not in found and trials.may_help(change) and (way := trials.way(change)):
+            found.add(change.kind)
+            yield way
     if problem.clip and (least := _least(replace(problem, clip=False))):
-        found.append(Way(text="no clipping", keys=(("max_grad_norm", 0),), least_bytes=least))
-    yield from found
+        found.add("clip")
+        yield Way(text="no clipping", keys=(("max_grad_norm", 0),), least_bytes=least)
     if not found:
-        pairs = [a.with_(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b)]
-        found = [way for pair in pairs if (way := trials.way(pair))][:1]
-        yield from found
-    if trials.short_of_device and not any("gradient_accumulation_steps" in dict(way.keys) for way in found):
+        pairs = (a.with_(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b))
+        yield from itertools.islice((way for pair in pairs if (way := trials.way(pair))), 1)
+    if trials.short_of_device and "slices" not in found:
         yield from trials.shorter_rows()
     yield from _drives(job, problem)
 
@@ -89,13 +97,15 @@ def ways_to_fit(
 def _changes(job: Job, its: Traced, *, runs: bool) -> Iterator[_Change]:
     """The changes of the job's keys that may make it fit, those first that cost the user least."""
     if job.slice_rows > 1 and not its.has_router_loss:
-        yield _Change(kind="slices", text="the same step in smaller slices", keys=_rows(job, 1))
+        yield _Change(kind="slices", text="the same step in smaller slices", keys=_rows(job, 1), eases=_DEVICE)
     if job.exact:
-        yield _Change(kind="exact", text="head and loss in chunks, not bitwise", keys={"exact": False})
+        text = "head and loss in chunks, not bitwise"
+        yield _Change(kind="exact", text=text, keys={"exact": False}, eases=_DEVICE)
     if not job.bf16:
         yield _Change(kind="bf16", text="bf16 with fp32 masters", keys={"bf16": True})
     if job.method == "full" and OPTIMIZERS[job.optim].on_disk and not job.disk_paths:
-        yield _Change(kind="optim", text="AdamW's moments in 8 bits, rounded", keys={"optim": AdamW8bit.kind})
+        text = "AdamW's moments in 8 bits, rounded"
+        yield _Change(kind="optim", text=text, keys={"optim": AdamW8bit.kind}, eases=_HOST)
     lora: dict[str, object] = {}
     if job.method == "full":
         if runs and has_no_weights(job.model):
@@ -149,6 +159,15 @@ class _Trials:
         self.short_of_device = not replace(problem, cpu_budget_bytes=_ANY_SIZE).fits()
         room_bytes = problem.gpu_budget_bytes + problem.cpu_budget_bytes
         self.short_of_host = not self.short_of_device or problem.standing_bytes() > room_bytes
+
+    def may_help(self, change: _Change) -> bool:
+        """Whether the change eases what the job is short of, as far as that is known without a trace."""
+        if change.kind == "optim":
+            room_bytes = self.problem.gpu_budget_bytes + self.problem.cpu_budget_bytes
+            standing = sum(t.bytes + _in_8_bits(t) for t in self.problem.chain.tensors())
+            return self.short_of_host and standing <= room_bytes
+        short = (_DEVICE if self.short_of_device else frozenset()) | (_HOST if self.short_of_host else frozenset())
+        return not change.eases.isdisjoint(short)
 
     def way(self, change: _Change) -> Way | None:
         """The change as a way, if the job fits with it."""
@@ -222,6 +241,11 @@ class _Trials:
                 if replace(problem, chain=chain, slices=total // rows).fits():
                     return rows
         return 1
+
+
+def _in_8_bits(tensor: Tensor) -> int:
+    """The least bytes of a tensor's optimizer states with moments in 8 bits."""
+    return (2 + 4 * tensor.has_master) * tensor.elements if tensor.trainable else 0
 
 
 def _needs(problem: Problem) -> tuple[float, float]:
