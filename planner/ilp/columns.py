@@ -74,6 +74,7 @@ class Columns:
             self.flow["restU"] = Flow(rows, "restU", T)
             self.own_trailing = rows.variable("own_trailing_0")
         self.own_update = rows.variable("own_update_0")  # in block 0's forward: block 0 has no gap before it
+        self.host_left: Term = 0  # host memory that nothing uses: see `planner.ilp.rows.host_memory_fits`
 
     def step_time(self) -> Term:
         """The expression for the duration of a step: one round with the updates, and all other rounds."""

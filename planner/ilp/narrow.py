@@ -19,8 +19,9 @@ _ENOUGH = 6
 _USED = 0.01  # share of a block: a smaller one is the solver's rounding
 
 
-def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
-    """The same planning problem with fewer options per block. Blocks of each kind keep the options that the linear
+def narrowed(setting: Setting, *always: Sequence[str]) -> tuple[Setting, float]:
+    """The same planning problem with fewer options per block, and a lower bound in seconds on the integer program's
+    step (0: none is known). Blocks of each kind keep the options that the linear
     relaxation of the integer program uses, even in part, for any block of that kind, and those in `always`, lists of
     one option name per block.
 
@@ -30,11 +31,11 @@ def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
     """
     chain = setting.chain
     if max(len(setting.options(block)) for block in chain.blocks) <= _ENOUGH:
-        return setting
+        return setting, 0.0
     instance = make_instance(setting)
     relaxed = _relaxed(instance)
     if relaxed is None:
-        return setting
+        return setting, 0.0
     used: dict[str, set[str]] = {}
     for index, block in enumerate(chain.blocks):
         names = used.setdefault(block.kind, set())
@@ -44,7 +45,18 @@ def narrowed(setting: Setting, *always: Sequence[str]) -> Setting:
     blocks = tuple(
         replace(block, options=tuple(o for o in block.options if o.name in used[block.kind])) for block in chain.blocks
     )
-    return replace(setting, chain=replace(chain, blocks=blocks))
+    return replace(setting, chain=replace(chain, blocks=blocks)), _step_s(relaxed)
+
+
+def relaxed_s(setting: Setting) -> float:
+    """The seconds of a step by the linear relaxation of the integer program, which is never longer than by the program
+    itself; 0 if the solver finds no solution."""
+    relaxed = _relaxed(make_instance(setting))
+    return _step_s(relaxed) if relaxed else 0.0
+
+
+def _step_s(columns: Columns) -> float:
+    return (columns.step_time().value() or 0.0) * columns.p.unit_s
 
 
 def _relaxed(instance: Instance) -> Columns | None:

@@ -36,6 +36,7 @@ Sizes and times are in the units of `planner.ilp.instance`. Solver variables nev
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -68,7 +69,8 @@ class Solution:
     each position, by the names of the module's legend. `step_s`: seconds. `gap`: the solver's own (0.01 = 1%).
 
     `states_waiting_bytes`: states that wait to be sent to the host when position 0 begins; `states_back_bytes`: those
-    that have come back by then (see `planner.search.place_transfers`).
+    that have come back by then (see `planner.search.place_transfers`). `host_left_bytes`: host memory that the solution
+    does not use.
     """
 
     options: tuple[int, ...]
@@ -76,6 +78,7 @@ class Solution:
     flows: dict[str, list[float]]
     states_waiting_bytes: float
     states_back_bytes: float
+    host_left_bytes: float
     step_s: float
     gap: float
 
@@ -94,9 +97,11 @@ def solve_oilp(
     options: tuple[int, ...] | None = None,
     totals: Totals | None = None,
     more: Callable[[Columns], object] | None = None,
+    below_s: float = math.inf,
 ) -> Solution | None:
     """The solution with the shortest step of this instance, to within `gap` (0.01 = 1%); None if there is none, or the
-    solver found none. `more`: a function that adds rows to the program.
+    solver found none. `more`: a function that adds rows to the program. `below_s`: only a step of fewer seconds is
+    looked for.
 
     With `options` and `totals` given, only the flows remain to be decided. Among the flows of the shortest step, those
     are taken that send and update early and fetch late. Stages in which whole tensors do not fit exceed the budget by
@@ -121,7 +126,7 @@ def solve_oilp(
             excess.upBound = None
         total_time += _regular(v) + _EXCESS_PRICE / p.h2d * pulp.lpSum(v.excess)
     v.rows.problem.setObjective(total_time + price_of_writing(v))
-    outcome = solve(v.rows.problem, gap=gap)
+    outcome = solve(v.rows.problem, gap=gap, below=below_s / p.unit_s)
     return solution_of(v, outcome) if outcome.found else None
 
 
@@ -152,6 +157,7 @@ def solution_of(v: Columns, outcome: Outcome) -> Solution:
         flows=flows,
         states_waiting_bytes=bytes_of(v.waiting[-1:])[0],
         states_back_bytes=bytes_of(v.back[-1:])[0],
+        host_left_bytes=max(0.0, v.host_left.value()) * p.unit_bytes,
         step_s=(v.step_time().value() or 0.0) * p.unit_s,
         gap=outcome.gap,
     )

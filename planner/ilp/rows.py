@@ -267,7 +267,8 @@ def host_memory_fits(v: Columns) -> None:
         for i, (weights, apart) in enumerate(zip(p.weights, p.apart, strict=True)):
             v.rows.at_most(f"eq4_18_matrices_b{i}", t["X"][i], apart + (weights - apart) * any_matrix)
         used.append(p.products * any_matrix)
-    v.rows.at_most("eq4_18_host_memory", pulp.lpSum(used), p.cpu_budget - p.ring)
+    v.host_left = p.cpu_budget - p.ring - pulp.lpSum(used)
+    v.rows.at_most("eq4_18_host_memory", 0, v.host_left)
 
 
 def update_of_first_on_device(v: Columns) -> None:

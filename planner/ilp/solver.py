@@ -40,39 +40,63 @@ class Outcome:
     bound: float
 
 
-def solve(problem: pulp.LpProblem, *, gap: float) -> Outcome:
+def solve(problem: pulp.LpProblem, *, gap: float, below: float = math.inf) -> Outcome:
     """Solve `problem` in place, to within `gap` (0.01 = 1%) of the optimum. The work is limited by counts alone, so the
-    outcome does not depend on how busy the machine is. Raises SolverError."""
+    outcome does not depend on how busy the machine is. Raises SolverError.
+
+    `below`: an objective that is not below this is of no use. Where the solver soon proves that there is nothing else,
+    it stops and the outcome is `infeasible`; otherwise the solution found may be above it.
+    """
     integer = any(variable.cat == pulp.LpInteger for variable in problem.variables())
     if pulp.HiGHS().available():
-        problem.solve(
-            pulp.HiGHS(
-                msg=False,
-                threads=_THREADS,
-                timeLimit=_HANGS_S,
-                gapRel=gap,
-                presolve_rule_off=_PRESOLVE_RULE_OFF,
-                callbackTuple=(_Patience(), None),
-                callbacksToActivate=_asks_whether_to_go_on(),
-            )
-        )
+        if below == math.inf or not _ends_soon(problem, gap, below):
+            problem.solve(_highs(gap))
+        elif not _objective(problem) < below:
+            return Outcome(found=False, infeasible=True, gap=math.inf, bound=below)
         info = problem.solverModel.getInfo()
         bound = info.mip_dual_bound if integer else info.objective_function_value
     else:
         problem.solve(_cbc(gap))
         # CBC does not tell its bound: where it says that it reached the gap that was asked for, the bound is that far.
         proven = problem.sol_status == pulp.LpSolutionOptimal
-        bound = (pulp.value(problem.objective) or 0.0) / (1 + gap * integer) if proven else -math.inf
+        bound = _objective(problem) / (1 + gap * integer) if proven else -math.inf
     found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    found = found and abs(pulp.value(problem.objective) or 0.0) < 1e30  # HiGHS's infinity: stopped without a solution
+    found = found and abs(_objective(problem)) < 1e30  # HiGHS's infinity: stopped without a solution
     infeasible = problem.status == pulp.LpStatusInfeasible
     if problem.status == pulp.LpStatusUnbounded:
         raise SolverError(f"{problem.name} is unbounded")
     if not found and not infeasible:
         log.warning("the solver gave up on %s: %s", problem.name, pulp.LpStatus[problem.status])
-    objective = pulp.value(problem.objective) or 0.0
+    objective = _objective(problem)
     reached = max(0.0, objective - bound) / max(abs(objective), 1e-12) if found and math.isfinite(bound) else math.inf
     return Outcome(found=found, infeasible=infeasible, gap=reached, bound=bound)
+
+
+def _objective(problem: pulp.LpProblem) -> float:
+    return pulp.value(problem.objective) or 0.0
+
+
+def _ends_soon(problem: pulp.LpProblem, gap: float, below: float) -> bool:
+    """Solve `problem` in place as far as the root of the search tree. Return whether that found an objective `below`
+    this one to within the gap, or proved that there is none: then whatever is found is not below it."""
+    problem.solve(_highs(gap, objective_bound=below, mip_max_nodes=1))
+    import highspy
+
+    stopped = highspy.HighsModelStatus.kSolutionLimit, highspy.HighsModelStatus.kInterrupt
+    return problem.solverModel.getModelStatus() not in stopped
+
+
+def _highs(gap: float, **options: float) -> pulp.LpSolver:
+    return pulp.HiGHS(
+        msg=False,
+        threads=_THREADS,
+        timeLimit=_HANGS_S,
+        gapRel=gap,
+        presolve_rule_off=_PRESOLVE_RULE_OFF,
+        callbackTuple=(_Patience(), None),
+        callbacksToActivate=_asks_whether_to_go_on(),
+        **options,
+    )
 
 
 class _Patience:

@@ -53,9 +53,12 @@ def with_weights_on_disk(problem: Problem) -> Problem:
         if best is problem:
             return problem
     best_s = best.hope_s()
+    if not best.more_host_may_help((1 - _WORTH) * best_s):
+        return best
     for parts in (PARTS // 2, PARTS):
         tried = _on_disk(problem, every(names, parts))
-        if tried.fits() and (hope_s := tried.hope_s()) < (1 - _WORTH) * best_s:
+        worth_s = (1 - _WORTH) * best_s
+        if tried.fits() and (hope_s := tried.hope_s(below_s=worth_s)) < worth_s:
             best, best_s = tried, hope_s
     return best
 

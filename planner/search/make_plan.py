@@ -20,13 +20,12 @@ from planner.ilp.program import Solution
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
 from planner.search.portfolio import Search
-from planner.search.round_placements import hoped
+from planner.search.round_placements import REMEMBERED, hoped
 from planner.units import format_bytes, format_bytes_down
 
 GAP = 0.01
 _LOST = 32  # 1/32 of the budget is reserved for gaps between tensors; mostly they are smaller
 _TRIES = 3  # plans; each further one reserves more for gaps
-REMEMBERED = 64  # settings whose results are cached: `fits`, `hope_s` and `plan` begin with the same ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +87,11 @@ def without_loss(budget_bytes: int) -> int:
     return budget_bytes - budget_bytes // _LOST
 
 
+def for_tensors(step: Setting) -> Setting:
+    """Return the step with the GPU memory budget that tensors can use: `make_plan` begins with this one."""
+    return _within(step, without_loss(step.budgets.gpu_bytes)) if step.chain.lifetimes else step
+
+
 def _within(step: Setting, gpu_bytes: int) -> Setting:
     return replace(step, budgets=replace(step.budgets, gpu_bytes=gpu_bytes))
 
@@ -95,27 +99,23 @@ def _within(step: Setting, gpu_bytes: int) -> Setting:
 def _fastest(step: Setting, gap: float) -> Plan | None:
     """Return the fastest plan found, counting the bytes of tensors but not the gaps between their addresses; None where
     nothing fits."""
-    bounds_s = {setting.rounds: bound_of(setting) for setting in in_rounds(step)}
     best: Plan | None = None
     beat_s = math.inf
-    candidates = rounds_that_fit(step)
-    # A schedule is known for these, so a proof that there is none comes only from the solver's tolerances.
-    bounds_s |= {s.rounds: 0.0 for s in candidates if bounds_s[s.rounds] == math.inf}
-    promising = _most_promising(list(candidates), gap)
-    for way in promising:
-        setting = way.setting
-        if best is not None and bounds_s[setting.rounds] >= beat_s:
+    ways = ways_of(step, gap=gap)
+    for way in ways:
+        if best is not None and max(way.hope_s, way.bound_s) >= beat_s:
             continue
-        search = Search(setting, gap=gap, beat_s=beat_s, bound_s=bounds_s[setting.rounds], solved=way.solved)
-        found = search.best(candidates[setting])
+        setting, _ = narrowed_to(way.setting, way.least)
+        found = Search(setting, gap=gap, beat_s=beat_s, bound_s=way.bound_s, solved=way.solved).best(way.least)
         if found.step_s < beat_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
         return None
-    others_s = (max(w.least_s, bounds_s[w.setting.rounds]) for w in promising if w.setting.rounds != best.rounds)
+    others_s = (way.least_s for way in ways if way.setting.rounds != best.rounds)
     to_others = 1 - min(others_s, default=math.inf) / best.lp_step_s if best.lp_step_s else 0.0
     solver_gap = max(best.solver_gap, to_others)  # another number of rounds might be faster
-    return replace(best, bound_s=min(bounds_s.values()), solver_gap=solver_gap)
+    bound_s = min([*(way.bound_s for way in ways), *map(bound_of, in_rounds(step))])
+    return replace(best, bound_s=bound_s, solver_gap=solver_gap)
 
 
 def least_budget(step: Setting) -> LeastBudget:
@@ -162,14 +162,13 @@ def _most_frugal(step: Setting, *, enough: int = 0, rounds: int | None = None) -
 @functools.lru_cache(REMEMBERED)
 def rounds_that_fit(step: Setting) -> Mapping[Setting, Candidate]:
     """Return, for each number of rounds in which a plan fits the budgets, the setting of that plan and the candidate
-    plan that needs the least GPU memory. A round is a forward and backward of a share of the step's micro-batches. The
-    setting has only those options of blocks that are worth deciding among. Tensors too small to be worth a transfer
-    stay on the device, unless nothing fits then."""
+    plan that needs the least GPU memory. A round is a forward and backward of a share of the step's micro-batches.
+    Tensors too small to be worth a transfer stay on the device, unless nothing fits then."""
     for small in _small_tensors(step):
         candidates = {setting: _frugal(setting) for setting in in_rounds(small)}
         found = {s: d for s, d in candidates.items() if d and device_bytes(d, s) <= step.budgets.gpu_bytes}
         if found:
-            return {narrowed(s, d.options, profile(s, "fast")): d for s, d in found.items()}
+            return found
     return {}
 
 
@@ -190,30 +189,59 @@ def in_rounds(step: Setting) -> Iterator[Setting]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """A number of rounds: its setting, the step time of the integer program's best solution (`hope_s`, seconds), a
-    lower bound on the step (`least_s`), and the solutions."""
+class Way:
+    """A number of rounds in which a plan fits: its setting, and the candidate plan that needs the least GPU memory.
+
+    `bound_s`: a lower bound in seconds on the step of any schedule. `least_s`: one on the integer program's step.
+    `solved`: the program's solutions; none where it was not solved, or where no step is short enough. `hope_s`: the
+    step that may be expected, infinity where the program has no solution.
+    """
 
     setting: Setting
-    hope_s: float = 0.0
-    least_s: float = 0.0
-    solved: tuple[Solution, ...] = ()
+    least: Candidate
+    bound_s: float
+    least_s: float
+    hope_s: float
+    solved: tuple[Solution, ...]
 
 
-def _most_promising(ways: list[Setting], gap: float) -> list[_Way]:
-    """Return the settings ordered by the step time of the integer program's solution. A setting with more rounds comes
-    first only if it is faster by more than `gap`."""
-    if len(ways) < 2:
-        return [_Way(setting=setting) for setting in ways]
-    found = []
-    for number, s in enumerate(ways):
-        solved = hoped(s, gap=gap)
-        hope_s = solved[0].step_s * (1 + gap) ** number if solved else math.inf
-        least_s = min((solution.step_s * (1 - solution.gap) for solution in solved), default=0.0)
-        found.append(_Way(setting=s, hope_s=hope_s, least_s=least_s, solved=tuple(solved)))
-    return sorted(found, key=lambda way: (way.hope_s, way.setting.rounds))
+@functools.lru_cache(REMEMBERED)
+def ways_of(step: Setting, *, gap: float, below_s: float = math.inf) -> tuple[Way, ...]:
+    """Return the numbers of rounds in which a plan fits, the most promising first. The integer program is solved for
+    one after the other, in the order of their lower bounds. After the first, only steps are looked for that are shorter
+    than the best so far by more than `gap`, and nothing is solved where the bound says that there are none. `below_s`:
+    from the beginning, only steps of fewer seconds are looked for."""
+    ways: list[Way] = []
+    best_s = below_s
+    candidates = rounds_that_fit(step)
+    # A schedule is known for these, so a proof that there is none comes only from the solver's tolerances.
+    bounds_s = {setting: 0.0 if bound_of(setting) == math.inf else bound_of(setting) for setting in candidates}
+    for setting in sorted(candidates, key=lambda setting: bounds_s[setting]):
+        bound_s, least = bounds_s[setting], candidates[setting]
+        solved: tuple[Solution, ...] = ()
+        least_s = bound_s
+        if bound_s < below_s:
+            few, relaxed_s = narrowed_to(setting, least)
+            solved = hoped(few, gap=gap, below_s=below_s) if relaxed_s < below_s else ()
+            if solved:
+                least_s = max(bound_s, solved[0].step_s * (1 - solved[0].gap))
+                best_s = min(best_s, solved[0].step_s)
+            elif below_s < math.inf:
+                least_s = below_s
+            below_s = min(below_s, best_s * (1 - gap))
+        hope_s = solved[0].step_s if solved else max(best_s, bound_s)
+        ways.append(Way(setting=setting, least=least, bound_s=bound_s, least_s=least_s, hope_s=hope_s, solved=solved))
+    return tuple(sorted(ways, key=lambda way: (way.hope_s, not way.solved)))
 
 
+@functools.lru_cache(REMEMBERED)
+def narrowed_to(setting: Setting, least: Candidate) -> tuple[Setting, float]:
+    """Return the setting with only those options of blocks that are worth deciding among, and a lower bound in seconds
+    on the integer program's step."""
+    return narrowed(setting, least.options, profile(setting, "fast"))
+
+
+@functools.lru_cache(REMEMBERED)
 def bound_of(s: Setting) -> float:
     """Return a lower bound in seconds on the step: no schedule in the number of rounds of `s` is faster, whatever it
     moves. Where some optimizer states are on disk, the bound holds for any choice of these states."""
@@ -221,8 +249,13 @@ def bound_of(s: Setting) -> float:
     return lower_bound_s(replace(_small_tensors(s)[-1], states_anywhere=stored))
 
 
-@functools.lru_cache(REMEMBERED)
 def _frugal(setting: Setting) -> Candidate | None:
+    return _frugal_on_host(_within(setting, 0))
+
+
+@functools.lru_cache(REMEMBERED)
+def _frugal_on_host(setting: Setting) -> Candidate | None:
+    """Return the candidate that needs the fewest bytes on the device, whose budget does not matter."""
     return frugal(setting, lambda d: device_bytes(d, setting), lambda d: host_bytes(d, setting))
 
 

@@ -99,15 +99,15 @@ class Search:
         """Yield the candidates rounded from the integer program's solutions; then one solved with lower rates, where
         whole tensors are still far from the program's step. Then, with clipping, the `quick` ones again, to try updates
         before the gradient norm is known on them."""
-        self.solutions = self.solved or self._solve(self.setting.budgets)
-        if self.solutions and self.solutions[0].step_s >= self.beat_s:
+        self.solutions = self.solved or hoped(self.setting, gap=self.gap, below_s=self.beat_s)
+        if not self.solutions and self.beat_s < math.inf:
             return
         for solution in self.solutions:
             if solution.step_s < self.beat_s and (seen := self._rounded(solution, self.setting.budgets, "o-ilp")):
                 yield seen
         spare = replace(self.setting.budgets, rate_scale=_TO_SPARE)
         enough = not self.solutions or self.best_s <= self._near_s()
-        for solution in () if enough else self._solve(spare)[:1]:
+        for solution in () if enough else hoped(replace(self.setting, budgets=spare), gap=self.gap)[:1]:
             if seen := self._rounded(solution, spare, "o-ilp with time to spare"):
                 yield seen
         yield from quick if self._may_run_ahead() else ()
@@ -132,9 +132,6 @@ class Search:
             return seen
         ways = ahead_of_norm(s.chain, seen.candidate, rounds=s.rounds, host_bytes=seen.host_bytes)
         return min([seen, *(evaluate(s, way) for way in ways)], key=lambda way: way.step_s)
-
-    def _solve(self, budgets: Budgets) -> list[Solution]:
-        return hoped(replace(self.setting, budgets=budgets), gap=self.gap)
 
     def _rounded(self, solution: Solution, budgets: Budgets, source: str) -> Evaluation | None:
         setting = replace(self.setting, budgets=budgets)

@@ -3,31 +3,34 @@ value."""
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, replace
 
 from planner.candidate.setting import Budgets, Setting
 from planner.errors import UserError
+from planner.ilp.narrow import relaxed_s
 from planner.ilp.program import Solution
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.make_plan import (
     GAP,
-    REMEMBERED,
     LeastBudget,
+    Way,
     bound_of,
+    for_tensors,
     in_rounds,
     least_budget,
     least_gpu_bytes,
     make_plan,
+    narrowed_to,
     rounds_that_fit,
     too_small,
+    ways_of,
 )
 from planner.search.portfolio import Search
-from planner.search.round_placements import hoped
 
+UNLIMITED = 2**62  # bytes
 _NEAR_BYTES = 2**30  # a least host budget is found to within this
 
 
@@ -85,7 +88,7 @@ class Problem:
         planner's integer program finds no step shorter than `beat_s` seconds."""
         s = replace(self.setting, rounds=rounds, slices=self.slices // rounds)
         bound_s = bound_of(s)
-        s = next((fitting for fitting in rounds_that_fit(self.setting) if fitting.rounds == rounds), s)
+        s = next((narrowed_to(*way)[0] for way in rounds_that_fit(self.setting).items() if way[0].rounds == rounds), s)
         # Not a proof that there is no plan: it may come from the solver's tolerances alone.
         bound_s = 0.0 if bound_s == math.inf else bound_s
         return Search(s, gap=GAP, beat_s=beat_s, bound_s=bound_s).first()
@@ -94,19 +97,43 @@ class Problem:
         """Return a lower bound on the seconds of a step: no plan of this problem is faster."""
         return min(map(bound_of, in_rounds(self.setting)))
 
-    def hope_s(self) -> float:
+    def hope_s(self, *, below_s: float = math.inf) -> float:
         """Return the seconds of a step by the planner's integer program, which may move parts of tensors, for the best
-        number of rounds; infinity where there is none. A plan of whole tensors is about as fast.
+        number of rounds; infinity where there is none. A plan of whole tensors is about as fast. `below_s`: only a step
+        of fewer seconds is looked for.
 
         This takes a fraction of a plan's time.
         """
-        solution = self.hoped()
+        solution = self.hoped(below_s=below_s)
         return solution.step_s if solution else math.inf
 
-    def hoped(self, *, states_anywhere: bool = False) -> Solution | None:
+    def hoped(self, *, states_anywhere: bool = False, below_s: float = math.inf) -> Solution | None:
         """Return the solution of the planner's integer program for the best number of rounds; None where there is none.
-        `states_anywhere`: the solver also decides which optimizer states are on disk."""
-        return _hoped(replace(self.setting, states_anywhere=states_anywhere))
+        `states_anywhere`: the solver also decides which optimizer states are on disk. `below_s`: only a step of fewer
+        seconds is looked for."""
+        step = replace(self.setting, states_anywhere=states_anywhere)
+        solutions = [found for way in self._ways(step, below_s) for found in way.solved]
+        return min(solutions, key=lambda found: found.step_s, default=None)
+
+    def more_host_may_help(self, below_s: float) -> bool:
+        """Return whether with more host memory a step might be shorter than `below_s` seconds. This is so if in some
+        number of rounds the integer program uses all host memory there is, or has no solution, and its relaxation for
+        an unlimited host has a step that short."""
+        unlimited = replace(self, cpu_budget_bytes=UNLIMITED)
+        enough = {
+            way.setting.rounds
+            for way in self._ways(self.setting, math.inf)
+            if way.solved and all(solution.host_left_bytes > 0 for solution in way.solved)
+        }
+        others = (s for s in in_rounds(unlimited.setting) if s.rounds not in enough)
+        return any(bound_of(s) < below_s and relaxed_s(s) < below_s for s in others)
+
+    @staticmethod
+    def _ways(step: Setting, below_s: float) -> tuple[Way, ...]:
+        """Return the numbers of rounds in which a plan fits, with the integer program's solutions. They are those with
+        which `make_plan` begins, unless no plan is sure to fit with gaps between tensors."""
+        tight = for_tensors(step)
+        return ways_of(tight if rounds_that_fit(tight) else step, gap=GAP, below_s=below_s)
 
     def least_bytes(self, *, enough: int = 0, rounds: int | None = None) -> int | None:
         """Return the least GPU memory in bytes for which there is a plan with this host budget, or the first amount
@@ -157,14 +184,3 @@ class Problem:
             middle = (low + high) // 2
             low, high = (low, middle) if fits(middle) else (middle, high)
         return high
-
-
-@functools.lru_cache(REMEMBERED)
-def _hoped(step: Setting) -> Solution | None:
-    best: Solution | None = None
-    for bound_s, s in sorted(((bound_of(s), s) for s in rounds_that_fit(step)), key=lambda each: each[0]):
-        if best and bound_s >= best.step_s:
-            break
-        solved = hoped(s, gap=GAP)
-        best = min([*([best] if best else []), *solved], key=lambda found: found.step_s, default=None)
-    return best

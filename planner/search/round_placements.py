@@ -9,6 +9,8 @@ more. In one round, `planner.search.list_schedule` chooses the stages by simulat
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -25,6 +27,7 @@ from planner.search.place_transfers import timed_schedules
 from planner.search.placements import Placement, in_their_stages
 from planner.search.repair import tightened
 
+REMEMBERED = 64  # settings whose results are cached: `fits`, `hope_s` and `plan` begin with the same ones
 _TOLERANCE = 1e-6
 _ATTEMPTS = 4  # attempts to make whole tensors fit, for each way of rounding
 _SHARE = 0.01  # of a budget: the step by which it is made smaller
@@ -195,9 +198,11 @@ def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
     return Totals(of=of)
 
 
-def hoped(setting: Setting, *, gap: float) -> list[Solution]:
+@functools.lru_cache(REMEMBERED)
+def hoped(setting: Setting, *, gap: float, below_s: float = math.inf) -> tuple[Solution, ...]:
     """Return the solutions of the planner's integer program for a setting, the shortest step first; empty where there
-    is none. `gap`: how far from the optimum a solution may be, as a share of the time.
+    is none. `gap`: how far from the optimum a solution may be, as a share of the time. `below_s`: only steps of fewer
+    seconds are looked for.
 
     Where the first block is one tensor (the embedding, which is larger than a layer), there are two solutions: one with
     the device updating this tensor and one with the CPU. A program that may split the tensor finds a step that whole
@@ -207,14 +212,14 @@ def hoped(setting: Setting, *, gap: float) -> list[Solution]:
     instance = make_instance(setting)
 
     def solve(more: Callable[[Columns], object] | None = None) -> Solution | None:
-        return solve_oilp(instance, gap=gap, more=more)
+        return solve_oilp(instance, gap=gap, more=more, below_s=below_s)
 
     found: list[Solution | None] = []
     if instance.first_is_one_tensor:
         found = [solve(update_of_first_on_device), solve(update_of_first_on_cpu)]
-    if not found or None in found:  # a side may have no solution, or none was found in time
+    if not found or (None in found and below_s == math.inf):  # a side may have no solution, or none was found in time
         found = [solve()]
-    return sorted((solution for solution in found if solution is not None), key=lambda solution: solution.step_s)
+    return tuple(sorted((solution for solution in found if solution), key=lambda solution: solution.step_s))
 
 
 def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, source: str) -> Evaluation | None:

@@ -8,9 +8,8 @@ from dataclasses import replace
 import pytest
 
 from planner.candidate.setting import Budgets, Setting
-from planner.ilp import narrow
 from planner.ilp.instance import make_instance
-from planner.ilp.narrow import narrowed
+from planner.ilp.narrow import narrowed, relaxed_s
 from planner.ilp.program import solve_oilp
 from planner.schedule.chain import Block, Chain, Option
 from tests.support.chains import HARDWARE, chain
@@ -45,25 +44,21 @@ def test_the_relaxation_is_as_good_with_the_options_it_uses(seed: int) -> None:
     budgets = Budgets(gpu_bytes=5000 + 400 * seed, cpu_bytes=2**30)
     setting = Setting(chain=many, hardware=HARDWARE, budgets=budgets, slices=2, clip=False)
     fewest = tuple(min(b.options, key=lambda o: (o.saved_bytes, o.offloaded_bytes)).name for b in many.blocks)
-    fewer = narrowed(setting, fewest)
+    fewer, least_s = narrowed(setting, fewest)
     counts = [len(block.options) for block in fewer.chain.blocks]
     assert max(counts) < 12
     assert all(name in {o.name for o in b.options} for name, b in zip(fewest, fewer.chain.blocks, strict=True))
     assert relaxed_s(fewer) == pytest.approx(relaxed_s(setting), rel=1e-6)
-
-
-def relaxed_s(setting: Setting) -> float:
-    instance = make_instance(setting)
-    solved = narrow._relaxed(instance)
-    assert solved is not None
-    return solved.step_time().value() * instance.unit_s
+    solution = solve_oilp(make_instance(setting), gap=0.0)
+    assert solution is not None
+    assert 0 < least_s == relaxed_s(setting) <= solution.step_s * (1 + 1e-6)
 
 
 def test_few_options_stay_and_so_do_all_where_nothing_fits() -> None:
     large, none = (Budgets(gpu_bytes=size, cpu_bytes=size) for size in (2**30, 1))
     few = Setting(chain=chain(3), hardware=HARDWARE, budgets=large, slices=1, clip=False)
     always = tuple(block.options[0].name for block in few.chain.blocks)
-    assert narrowed(few, always) is few
+    assert narrowed(few, always)[0] is few
     tight = replace(few, chain=with_many_options(few.chain, random.Random(0)), budgets=none)
-    assert narrowed(tight, tuple(block.options[0].name for block in tight.chain.blocks)) is tight
+    assert narrowed(tight, tuple(block.options[0].name for block in tight.chain.blocks))[0] is tight
     assert solve_oilp(make_instance(tight), gap=0.01) is None
