@@ -247,7 +247,7 @@ def test_a_card_without_bf16_is_asked_about_in_fp32_unless_the_job_says_otherwis
 
 def test_a_machine_may_be_a_yaml_file_with_the_words_of_the_command_line(shell: Shell) -> None:
     (shell.folder / "my-box.yml").write_text("card: rtx3060\ncpu_memory: 32GiB\nlink: pcie3x8\n")
-    words = ["plan", "--chain", "chain.json", "--time-limit", "1", "--gpu-budget", "8000", "--hardware"]
+    words = ["plan", "--chain", "chain.json", "--gpu-budget", "8000", "--hardware"]
     by_file, by_name = (
         shell.json(*words, *machine)
         for machine in (["my-box.yml"], ["RTX 3060", "--cpu-memory", "32GiB", "--link", "pcie3x8"])
@@ -357,11 +357,8 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
     words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "4MiB"]
-    for _ in range(5):  # a busy machine leaves out what there is no time for, and then the answer is not kept
-        first = kept.run(*words, "--json")
-        assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
-        if json.loads(first.stdout)["complete"]:
-            break
+    first = kept.run(*words, "--json")
+    assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
     again = kept.run(*words, "--json")
     assert (again.returncode, again.stdout) == (3, first.stdout), "answer_s too: nothing was computed"
     done = kept.run(*words)

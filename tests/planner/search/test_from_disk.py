@@ -96,7 +96,7 @@ def test_where_the_host_is_of_more_use_for_activations_weights_are_read_though_t
     assert full.fits()
     found = with_weights_on_disk(full)
     assert disk_bytes(found.chain) > 0 and found.hope_s() < 0.98 * full.hope_s()
-    assert found.plan().step_s < 0.99 * full.plan(2.0).step_s
+    assert found.plan().step_s < 0.99 * full.plan().step_s
     ample = replace(full, cpu_budget_bytes=10**9)
     slow = replace(full, hardware=replace(MACHINE, disk_read_bytes_per_s=1e5))  # reading would take longer
     assert all(with_weights_on_disk(asked) is asked for asked in (ample, slow))
