@@ -17,6 +17,7 @@ _THREADS = 1
 # Presolve's rule for forcing rows, bit 6. With it HiGHS 1.12 to 1.15 crash, or call infeasible what is not, on a few in
 # ten thousand of these programs.
 _PRESOLVE_RULE_OFF = 1 << 6
+_FEASIBLE = 2  # HiGHS's status of a solution that meets all rows
 _MOST_CHECKS = 3000
 """How often HiGHS asks whether to go on before it is told to stop. Programs of models of up to 80 layers end after at
 most a few hundred. This limit, unlike one in seconds, ends the same program at the same solution on any machine."""
@@ -47,6 +48,7 @@ def solve(problem: pulp.LpProblem, *, gap: float, below: float = math.inf) -> Ou
     `below`: an objective that is not below this is of no use. Where the solver soon proves that there is nothing else,
     it stops and the outcome is `infeasible`; otherwise the solution found may be above it.
     """
+    has_values = True
     integer = any(variable.cat == pulp.LpInteger for variable in problem.variables())
     if pulp.HiGHS().available():
         if below == math.inf or not _ends_soon(problem, gap, below):
@@ -54,13 +56,15 @@ def solve(problem: pulp.LpProblem, *, gap: float, below: float = math.inf) -> Ou
         elif not _objective(problem) < below:
             return Outcome(found=False, infeasible=True, gap=math.inf, bound=below)
         info = problem.solverModel.getInfo()
+        # PuLP reports a solution also where HiGHS stopped before it had one.
+        has_values = int(info.primal_solution_status) == _FEASIBLE
         bound = info.mip_dual_bound if integer else info.objective_function_value
     else:
         problem.solve(_cbc(gap))
         # CBC does not tell its bound: where it says that it reached the gap that was asked for, the bound is that far.
         proven = problem.sol_status == pulp.LpSolutionOptimal
         bound = _objective(problem) / (1 + gap * integer) if proven else -math.inf
-    found = problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
+    found = has_values and problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     found = found and abs(_objective(problem)) < 1e30  # HiGHS's infinity: stopped without a solution
     infeasible = problem.status == pulp.LpStatusInfeasible
     if problem.status == pulp.LpStatusUnbounded:
