@@ -1,9 +1,9 @@
 """Lists NVIDIA's graphics cards since Turing that have at least 8 GB, with their maker's figures, one card a line.
 
-Sources: NVIDIA's architecture papers on Turing TU102, Ampere GA102 v2 and A100, Ada v1.1 and v2.01, RTX Blackwell and
-Hopper; its data sheets of workstation and data centre cards, H200 and HGX B200; its comparison of laptops. Cores,
-clocks and memory were compared with TechPowerUp's database. A card stays out if its figures were not found, or if
-sources differ: the laptops of the 50 series, RTX 5880 Ada, RTX 5090 D. Boards with several GPUs stay out, too.
+The figures are NVIDIA's, as its architecture papers (Turing, Ampere, Ada, RTX Blackwell, Hopper) and data sheets give
+them; cores, clocks and memory were compared with TechPowerUp's database. A card stays out if its figures were not
+found, or if sources differ: the laptops of the 50 series, RTX 5880 Ada, RTX 5090 D, RTX PRO 2000 to 5000. Boards with
+several GPUs stay out, too. A machine with such a card can be described in a file (docs/plans.md).
 
 The columns:
 
@@ -11,8 +11,7 @@ The columns:
   (gigabits per second and pin).
 - `FP32`: TFLOP/s without tensor cores, which is 2 × `cores` × `MHz`. `MHz`: the boost clock of the reference card. A
   laptop's is the highest of the range that NVIDIA lists, reached at the highest power limit; at the lowest it is 57 to
-  80% of that. NVIDIA lists no clock for RTX PRO 4500 and 5000: theirs follow from the published rate of sparse FP4,
-  which is 32 times FP32 on all cards of that generation.
+  80% of that.
 - `BF16`: TFLOP/s of the tensor cores with FP32 accumulation, dense. GeForce cards have twice FP32 (GA10x: 4 tensor
   cores × 64 multiply-adds per clock and multiprocessor against 128 lanes; Ada and Blackwell keep the ratio),
   workstation cards four times; L40 has twice, by its data sheet. "-": Turing's tensor cores know no bf16; PyTorch
@@ -124,11 +123,6 @@ rtx5070              12  672.0   192   28.0  30.87   6144  2512   61.74  pcie5x1
 rtx5070ti            16  896.0   256   28.0  43.94   8960  2452   87.88  pcie5x16  ddr5    GeForce RTX 5070 Ti
 rtx5080              16  960.0   256   30.0  56.28  10752  2617  112.56  pcie5x16  ddr5    GeForce RTX 5080
 rtx5090              32 1792.0   512   28.0  104.8  21760  2407   209.6  pcie5x16  ddr5    GeForce RTX 5090
-rtxpro2000           16  288.0   128   18.0  17.03   4352  1957   68.12  pcie5x8   ddr5    RTX PRO 2000 Blackwell
-rtxpro4000           24  672.0   192   28.0  36.83   8960  2055   147.3  pcie5x16  ddr5    RTX PRO 4000 Blackwell
-rtxpro4500           32  896.0   256   28.0   52.7  10496  2511   210.9  pcie5x16  ddr5    RTX PRO 4500 Blackwell
-rtxpro5000           48 1344.0   384   28.0   64.5  14080  2290   258.0  pcie5x16  ddr5    RTX PRO 5000 Blackwell 48 GB
-rtxpro5000-72gb      72 1344.0   384   28.0   64.5  14080  2290   258.0  pcie5x16  ddr5    RTX PRO 5000 Blackwell 72 GB
 rtxpro6000-maxq      96 1792.0   512   28.0  109.7  24064  2280   438.9  pcie5x16  ddr5    RTX PRO 6000 Blackwell Max-Q
 rtxpro6000           96 1792.0   512   28.0  126.0  24064  2617   503.8  pcie5x16  ddr5    RTX PRO 6000 Blackwell
 h100-pcie            80 2039.0  5120  3.186  51.22  14592  1755   756.0  pcie5x16  server5 H100 PCIe 80 GB
