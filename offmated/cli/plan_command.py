@@ -86,6 +86,8 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
         if "compare" in chosen or "frontier" in chosen:
             code, answers = planner_process.ask_several(file, chosen, screen.news)
             screen.answers(answers, frontier="frontier" in chosen)
+            if "html" in chosen and code == Exit.DONE and not as_json:
+                say(f"The step over GPU memory is drawn in {chosen['html']}")
             sys.exit(code)
         if kind == "FILE" and file is not None:
             code, answer = int(Exit.DONE), planner_process.make_plan(file, chosen, screen.news)

@@ -70,6 +70,10 @@ def kind_of_question(file: Path | None, options: Mapping[str, Any]) -> str:
             raise _usage(f"{option} does not go with offmate plan {kind}.", "offmate plan --help")
     if "compare" in options and not options.keys().isdisjoint({"hardware", "frontier", "html", "trace"}):
         raise _usage("--compare does not go with --hardware, --frontier, --html or --trace.", "offmate plan --help")
+    if "frontier" in options and "trace" in options:
+        raise _usage(
+            "--frontier does not go with --trace: it makes several plans.", "--html draws the step over memory"
+        )
     if "chain" in options and not options.keys().isdisjoint({"compare", "frontier"}):
         raise _usage("--compare and --frontier are for a job FILE or --model.", "offmate plan --help")
     return kind

@@ -182,7 +182,9 @@ def _several(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
     from planner.commands.tell import InLines
 
     job = Job.question(read_text(options.job), options.job.absolute().parent)
-    names = [name.strip() for name in options.hardware.split(",")]
+    names = [name.strip() for name in options.hardware.split(",") if name.strip()]
+    if not names:
+        raise UserError("No machine is named.", code="usage", hint="offmate plan --help", exit_code=Exit.USAGE)
     machines = [_machine_for(job, argparse.Namespace(**{**vars(options), "hardware": name})) for name in names]
     pictures = Pictures.wanted(argparse.Namespace(trace=None, html=options.html))
     traces, cache, tell = Traces(options.traces), _cache(options.database), InLines(answers)

@@ -433,3 +433,36 @@ def test_a_plan_is_refused_for_what_the_job_would_be_refused_for(shell: Shell) -
     ):
         assert told in refused.stderr
     assert not (shell.folder / "state").exists()
+
+
+def test_several_machines_and_several_amounts_of_memory_are_asked_about_at_once(shell: Shell) -> None:
+    SMALL.save_pretrained(shell.folder / "small")
+    short = ["plan", "--model", "small", "--max-length", "64", "--slices", "2"]
+    rows = shell.json(*short, "--compare", "rtx3060, 4090,")
+    assert [row["hardware"]["name"] for row in rows] == ["GeForce RTX 3060 12 GB", "GeForce RTX 4090"]
+    assert {row["status"] for row in rows} == {"optimal"}
+    done = shell.run(*short, "--hardware", "rtx3060", "--gpu-budget", "64MiB", "--frontier", "--html", "over.html")
+    lines = done.stdout.splitlines()
+    assert lines[2].split() == ["GPU", "MEMORY", "STEP", "TOKENS/S", "SPEED"]
+    assert lines[-2].startswith("64.0 MiB") and lines[-1] == "The step over GPU memory is drawn in over.html"
+    assert (shell.folder / "over.html").read_text().count("<circle") == len(lines) - 4
+    too_small = shell.run(*short, "--compare", "rtx3060", "--gpu-budget", "64kB")
+    assert too_small.returncode == 3 and "does not fit" in too_small.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--compare", "rtx3060", "--hardware", "rtx4090"), "--compare does not go with --hardware"),
+        (("--compare", "rtx3060,rtx9999"), "There is no hardware called rtx9999."),
+        (("--compare", ","), "No machine is named."),
+        (("--frontier",), "--model needs a machine."),
+        (("--hardware", "rtx3060", "--frontier", "--trace", "t.json"), "--frontier does not go with --trace"),
+    ],
+)
+def test_what_goes_with_neither_comparing_nor_the_frontier_is_refused(
+    shell: Shell, words: tuple[str, ...], told: str
+) -> None:
+    SMALL.save_pretrained(shell.folder / "small")
+    done = shell.run("plan", "--model", "small", *words)
+    assert done.returncode == 2 and told in done.stderr
