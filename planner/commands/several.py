@@ -33,8 +33,8 @@ def frontier(
     job: Job, hardware: Hardware, *, traces: Traces, cache: Cache | None = None, tell: Tell = SILENT
 ) -> list[Receipt]:
     """The receipts of the job with several budgets of GPU memory, the smallest first: from the least with which it fits
-    to the most that its plan uses, and all that the job may use; without what would help. If it does not fit, there is one receipt, which says so.
-    Raises UserError for a model that cannot be used."""
+    to the most that its plan uses, and all that the job may use; without what would help. If it does not fit, there is
+    one receipt, which says so. Raises UserError for a model that cannot be used."""
     tell.doing("all of the GPU's memory")
     whole = ask(job, hardware, traces=traces, cache=cache, helps=False)
     if whole.status == "infeasible" or whole.least_gpu_budget_bytes is None:
