@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -100,6 +101,29 @@ def test_where_the_host_is_of_more_use_for_activations_weights_are_read_though_t
     ample = replace(full, cpu_budget_bytes=10**9)
     slow = replace(full, hardware=replace(MACHINE, disk_read_bytes_per_s=1e5))  # reading would take longer
     assert all(with_weights_on_disk(asked) is asked for asked in (ample, slow))
+
+
+def by_comparing_all(asked: Problem) -> Problem:
+    """The problem with none, half or all of its weights on disk, whichever the integer program finds fastest."""
+    names, best = from_disk._may_be_on_disk(asked), asked
+    for parts in (PARTS // 2, PARTS):
+        tried = from_disk._on_disk(asked, every(names, parts))
+        if tried.fits() and tried.hope_s() < 0.98 * best.hope_s():
+            best = tried
+    return best
+
+
+def test_the_programs_that_are_left_out_would_change_nothing():
+    chance, decided = Random(1), []
+    while len(decided) < 12:
+        drive = replace(MACHINE, disk_read_bytes_per_s=chance.choice((1e5, 4e6, 2e7)))
+        asked = problem(int(10**6 * chance.uniform(197, 210)), gpu_bytes=int(10**6 * chance.uniform(36, 44)))
+        asked = replace(asked, hardware=drive, slices=chance.choice((2, 4)), clip=chance.random() < 0.5)
+        if asked.fits():
+            found = with_weights_on_disk(asked)
+            assert found == by_comparing_all(asked)
+            decided.append((disk_bytes(found.chain) > 0, asked.more_host_may_help(0.98 * asked.hope_s())))
+    assert {(True, True), (False, False)} <= set(decided)
 
 
 def candidate(on_disk: bool) -> tuple[Setting, Candidate]:
