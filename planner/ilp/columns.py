@@ -88,7 +88,8 @@ class Columns:
 
     def choice(self, i: int, figure: str) -> Term:
         """The expression for a figure of block i's chosen option; `figure` names a field of `Choice`."""
-        return pulp.lpSum(getattr(c, figure) * x for c, x in zip(self.p.choices[i], self.comp[i], strict=True))
+        figures = (getattr(c, figure) for c in self.p.choices[i])
+        return pulp.LpAffineExpression(dict(zip(self.comp[i], figures, strict=True)))
 
     def states_on_host(self, i: int) -> Term:
         """The expression for the optimizer state bytes of those of block i's weights that the CPU updates: the states

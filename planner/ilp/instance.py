@@ -76,6 +76,7 @@ class Instance:
     cpu_updatable: list[bool]
     first_is_one_tensor: bool  # block 0 has one trainable tensor that may leave, for either side to update
     choices: list[list[Choice]]
+    stores_activations: bool  # any block has an option whose activations go to disk
     state_ratio: list[float]  # bytes of states per byte of weight, of the trainable tensors that may leave
     gradient_ratio: float  # bytes of gradient per byte of trainable weight
     host_gradient_ratio: float  # bytes of gradients that do not overwrite the weight, less what packing saves
@@ -109,11 +110,6 @@ class Instance:
     cpu_budget: float
 
     @property
-    def stores_activations(self) -> bool:
-        """Whether any block has an option whose activations go to disk."""
-        return any(choice.stored for choices in self.choices for choice in choices)
-
-    @property
     def blocks(self) -> int:
         """The number of blocks, L in the legend."""
         return len(self.weights)
@@ -143,6 +139,7 @@ def make_instance(setting: Setting) -> Instance:
     rate = unit_s / unit_bytes
     on_gpu, on_cpu = update_work(chain, hardware)
     last, updates = len(chain.blocks) - 1, chain.update_rates(hardware)
+    choices = [_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)]
     return Instance(
         unit_bytes=unit_bytes,
         unit_s=unit_s,
@@ -167,7 +164,8 @@ def make_instance(setting: Setting) -> Instance:
         # Block 0 has no gap between its backward and its forward: its update is waited for, once a step.
         cpu_updatable=[budgets.cpu_updates and (index > 0 or rounds == 1) for index in range(last + 1)],
         first_is_one_tensor=len(trainable[0]) == 1 and budgets.cpu_updates and rounds == 1,
-        choices=[_choices(chain, index, budgets, slices, unit_bytes, unit_s) for index in range(last + 1)],
+        choices=choices,
+        stores_activations=any(choice.stored for of_block in choices for choice in of_block),
         state_ratio=[_ratio(tensors) for tensors in trainable],
         gradient_ratio=sum(t.gradient_bytes for t in moving) / moving_bytes,
         host_gradient_ratio=sum(beside_bytes(chain, t, rounds, stored=False) for t in moving) / moving_bytes,

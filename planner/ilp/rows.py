@@ -202,10 +202,12 @@ def gpu_memory_fits(v: Columns) -> None:
     states = sum(p.states) - pulp.lpSum(v.states_on_host(i) for i in range(p.blocks))
     for number, moment in enumerate(p.moments):
         s, u = moment.stage, position(p, moment.stage)
-        own_options = pulp.lpSum(
-            moment.bytes_of.get((i, c.index), 0) / p.unit_bytes * x
-            for i in {i for i, _ in moment.bytes_of}
-            for c, x in zip(p.choices[i], v.comp[i], strict=True)
+        own_options = pulp.LpAffineExpression(
+            {
+                x: moment.bytes_of.get((i, c.index), 0) / p.unit_bytes
+                for i in {i for i, _ in moment.bytes_of}
+                for c, x in zip(p.choices[i], v.comp[i], strict=True)
+            }
         )
         used = (
             p.stage_standing[s]

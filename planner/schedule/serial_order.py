@@ -157,7 +157,7 @@ class SerialOrder:
         for through_slot, together in itertools.groupby(fetches, key=lambda fetch: fetch.slot is not None):
             if not through_slot:  # allocate for all first, so that they wait once
                 run = list(together)
-                yield from (replace(fetch, kind=OpKind.ALLOC) for fetch in run)
+                yield from (self._move(OpKind.ALLOC, n, fetch.item, r) for fetch in run)
                 yield from run
                 continue
             for fetch in together:
@@ -305,13 +305,16 @@ class SerialOrder:
         return sorted(order, key=lambda n: (self.users[n][0], order[n]))
 
     def _move(self, kind: OpKind, n: int, item: Item, r: int) -> Op:
-        """A copy, through a slot if the item is on disk, or a FREE, which concerns the device alone and has no slot."""
-        slot = self.slots[item.kind].get(item.name) if kind is not OpKind.FREE else None
+        """A copy, through a slot if the item is on disk; or an ALLOC or FREE, which concern the device alone."""
+        slot = self.slots[item.kind].get(item.name) if kind not in _WITHOUT_SLOT else None
         return Op(kind=kind, stage=self.names[n], subject=item, bytes=self.sizes[item], round=r, slot=slot)
 
     def _completes(self, name: str, stage: Stage) -> bool:
         """Whether the stage is the last that adds to the gradient of `name`: the backward of its first block."""
         return self.users[name][0] == stage.block
+
+
+_WITHOUT_SLOT = (OpKind.ALLOC, OpKind.FREE)
 
 
 def _what_of(op: Op) -> object:

@@ -59,6 +59,12 @@ class Durations:
         full slice."""
         machine = self.hardware
         match op.kind:
+            case OpKind.RUN:
+                direction, index, _ = op.turn
+                option = self.options[index]
+                forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
+                backward = option.backward_s if direction is not Direction.FORWARD else 0.0
+                return max(share * (forward + backward), issue_s(option, direction, machine))
             case OpKind.FETCH:
                 return share * op.bytes / machine.h2d_bytes_per_s
             case OpKind.READ | OpKind.WRITE if op.piece is not None:
@@ -74,12 +80,6 @@ class Durations:
             case kind if kind in _UPDATE_BYTES:
                 work = _UPDATE_BYTES[op.kind] / UPDATE_TRAFFIC_BYTES
                 return work * _sum(self.cpu_work, op) / self.updates.cpu
-            case OpKind.RUN:
-                direction, index, _ = op.turn
-                option = self.options[index]
-                forward = option.forward_s if direction is not Direction.BACKWARD else 0.0
-                backward = option.backward_s if direction is not Direction.FORWARD else 0.0
-                return max(share * (forward + backward), issue_s(option, direction, machine))
         return 0.0
 
     def issuing(self, op: Op) -> float:

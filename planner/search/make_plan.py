@@ -107,7 +107,7 @@ def _fastest(step: Setting, gap: float) -> Plan | None:
             continue
         setting, _ = narrowed_to(way.setting, way.least)
         found = Search(setting, gap=gap, beat_s=beat_s, bound_s=way.bound_s, solved=way.solved).best(way.least)
-        if found.step_s < beat_s:
+        if best is None or found.step_s < best.step_s:
             best, beat_s = found, found.step_s * (1 - gap)
     if best is None:
         return None
