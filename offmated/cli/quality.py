@@ -48,6 +48,7 @@ def proof(plan: Planned) -> str:
 
 
 def _proven(plan: Planned) -> list[tuple[float, str]]:
+    """What is proven, the tighter first: by how much the step is longer at most (0.01 = 1%), and in words."""
     proven = []
     if plan.bound_s > 0:
         over = _rounded_up(plan.step_s / plan.bound_s - 1)
@@ -56,7 +57,7 @@ def _proven(plan: Planned) -> list[tuple[float, str]]:
     if plan.lp_step_s > 0 and plan.solver_gap < 1:
         over = _rounded_up(plan.step_s / (plan.lp_step_s * (1 - plan.solver_gap)) - 1)
         proven.append((over, f"within {over:.1%} of the best that the planner's program allows"))
-    return proven
+    return sorted(proven, key=lambda each: each[0])
 
 
 def _reason(plan: Planned) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.errors import UserError
@@ -90,7 +90,7 @@ def ways_to_fit(
         pairs = (a.with_(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b))
         yield from itertools.islice((way for pair in pairs if (way := trials.way(pair))), 1)
     if trials.short_of_device and "slices" not in found:
-        yield from trials.shorter_rows()
+        yield from trials.shorter_rows([change for change in singles if change.kind not in found])
     yield from _drives(job, problem)
 
 
@@ -122,8 +122,8 @@ def _changes(job: Job, its: Traced, *, runs: bool) -> Iterator[_Change]:
     if not job.load_in_4bit:
         yield _Change(kind="base", text=words, keys=packed)
     if its.has_experts and not job.quantize_moe_experts:
-        keys = {**packed, "quantize_moe_experts": True}
-        yield _Change(kind="base", text=f"{words}, its experts too", keys=keys)
+        text, keys = ("experts in 4 bits", {}) if job.load_in_4bit else (f"{words}, experts too", packed)
+        yield _Change(kind="base", text=text, keys={**keys, "quantize_moe_experts": True})
 
 
 def _drives(job: Job, problem: Problem) -> Iterator[Way]:
@@ -186,25 +186,31 @@ class _Trials:
         """Whether both changes can be made, and between them ease all that the job is short of."""
         if one.kind == other.kind:
             return False
-        eased = [self._eased.get(change.kind + change.text, (False, False)) for change in (one, other)]
+        eased = [self._has_eased(change) for change in (one, other)]
         if not all(any(its) for its in eased):
             return False
         on_device, on_host = (any(its) for its in zip(*eased, strict=True))
         return (on_device or not self.short_of_device) and (on_host or not self.short_of_host)
 
-    def shorter_rows(self) -> Iterator[Way]:
-        """The longest rows that fit, of the job's length halved again and again, in slices of one row."""
+    def shorter_rows(self, others: Sequence[_Change]) -> Iterator[Way]:
+        """The longest rows that fit, of the job's length halved again and again, in slices of one row; with head and
+        loss in chunks if this is among `others`, changes that are not enough alone, and eases the device."""
         whole = self.traced(self.job).has_router_loss
         job = self.job if whole else self.job.model_copy(update=_rows(self.job, 1))
+        chunks = next((change for change in others if change.kind == "exact" and self._has_eased(change)[0]), None)
         length = job.max_length // 2
         while length >= _SHORTEST:
             keys: dict[str, object] = {"max_length": length, "per_device_train_batch_size": job.slice_rows}
             if job.gradient_accumulation_steps != self.job.gradient_accumulation_steps:
                 keys["gradient_accumulation_steps"] = job.gradient_accumulation_steps
-            if way := self.way(_Change(kind="length", text="shorter rows", keys=keys)):
+            shorter = _Change(kind="length", text="shorter rows", keys=keys)
+            if way := self.way(shorter if chunks is None else shorter.with_(chunks)):
                 yield way
                 return
             length //= 2
+
+    def _has_eased(self, change: _Change) -> tuple[bool, bool]:
+        return self._eased.get(change.kind + change.text, (False, False))
 
     def _changed(self, keys: Mapping[str, object]) -> tuple[Mapping[str, object], Problem | None]:
         """The problem of the job with these keys, and the keys, to which `lora_dropout: 0` is added if adapters on
