@@ -1,6 +1,6 @@
 """Sixty questions about whether a model fits a home machine and how fast it is, answered as by `offmate plan`.
 
-    python -m benchmarks.questions [--only TEXT] [--beside 8] [--json FILE]
+    python -m benchmarks.questions [--only TEXT] [--every N] [--beside 8] [--json FILE]
 
 For each question it prints: processor seconds until the receipt is there, and until the answer is whole with what would
 help (both with all processes of the answer); the same for the question asked again; how far the step may be above the
@@ -64,6 +64,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"num_key_value_heads": 4, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8},
     ),
 }
+MIXTURES = ("Mixtral-8x7B", "gpt-oss-20b", "Qwen3-30B-A3B")
 CARDS = ("rtx3070", "rtx3060", "rtx4080", "rtx4090", "rtx5090")  # 8, 12, 16, 24, 32 GiB
 RAM_GIB = (32, 64, 128)
 TOKENS = (1024, 4096, 16384, 65536)
@@ -87,8 +88,11 @@ class Asked:
     def options(self, models: Path) -> dict[str, Any]:
         """The options of `offmate plan`, with the configs of the models in the folder `models`."""
         lora = {"lora": 16} if self.method != "full" else {}
-        packed = {"settings": ("load_in_4bit=true",)} if self.method == METHODS[2] else {}
-        return {"model": str(models / self.model), "max_length": self.tokens, "slices": self.slices, **lora, **packed}
+        settings = ("load_in_4bit=true",) if self.method == METHODS[2] else ()
+        if lora and self.model in MIXTURES:  # adapters on experts have no dropout
+            settings += ("lora_dropout=0",)
+        asked = {"model": str(models / self.model), "max_length": self.tokens, "slices": self.slices}
+        return {**asked, **lora, "settings": settings}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,6 +212,7 @@ def write_models(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="questions that contain TEXT")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="one in N of these")
     parser.add_argument("--beside", type=int, default=0, metavar="N", help="also ask beside N busy processes")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--probe", nargs=2, help=argparse.SUPPRESS)  # one question, answered in this process
@@ -218,7 +223,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="offmate-questions-") as scratch:
         write_models(Path(scratch))
-        chosen = [question for question in questions() if options.only in str(question)]
+        chosen = [question for question in questions() if options.only in str(question)][:: options.every]
         for number, question in enumerate(chosen):
             home = Path(scratch) / f"home-{number}"
             began = time.monotonic()
