@@ -45,7 +45,7 @@ import pulp
 from planner.ilp.columns import FETCHES, SENDS, Columns
 from planner.ilp.instance import Instance
 from planner.ilp.rows import add_rows
-from planner.ilp.solver import Outcome, solve
+from planner.ilp.solver import Outcome, SolverGaveUp, solve
 from planner.ilp.stored_rows import price_of_writing
 from planner.ilp.sums import Rows, Term
 
@@ -101,7 +101,7 @@ def solve_oilp(
 ) -> Solution | None:
     """The solution with the shortest step of this instance, to within `gap` (0.01 = 1%); None if there is none, or the
     solver found none. `more`: a function that adds rows to the program. `below_s`: only a step of fewer seconds is
-    looked for.
+    looked for; then None is a proof that there is none, and SolverGaveUp is raised if there is neither.
 
     With `options` and `totals` given, only the flows remain to be decided. Among the flows of the shortest step, those
     are taken that send and update early and fetch late. Stages in which whole tensors do not fit exceed the budget by
@@ -127,6 +127,8 @@ def solve_oilp(
         total_time += _regular(v) + _EXCESS_PRICE / p.h2d * pulp.lpSum(v.excess)
     v.rows.problem.setObjective(total_time + price_of_writing(v))
     outcome = solve(v.rows.problem, gap=gap, below=below_s / p.unit_s)
+    if not outcome.found and not outcome.infeasible and below_s < math.inf:
+        raise SolverGaveUp(f"no step below {below_s} s was found, and none was excluded")
     return solution_of(v, outcome) if outcome.found else None
 
 

@@ -29,6 +29,10 @@ class SolverError(RuntimeError):
     """The problem is unbounded: its rows must be wrong. (An infeasible problem is an `Outcome`, not an error.)"""
 
 
+class SolverGaveUp(RuntimeError):
+    """The solver stopped at the limit of its work before it had a solution, or a proof that there is none."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The result of a solver run. `found`: the variables hold a solution. `infeasible`: it is proven that there is
@@ -52,7 +56,7 @@ def solve(problem: pulp.LpProblem, *, gap: float, below: float = math.inf) -> Ou
     integer = any(variable.cat == pulp.LpInteger for variable in problem.variables())
     if pulp.HiGHS().available():
         if below == math.inf or not _ends_soon(problem, gap, below):
-            problem.solve(_highs(gap))
+            problem.solve(_highs(gap, _Patience()))
         elif not _objective(problem) < below:
             return Outcome(found=False, infeasible=True, gap=math.inf, bound=below)
         info = problem.solverModel.getInfo()
@@ -65,7 +69,6 @@ def solve(problem: pulp.LpProblem, *, gap: float, below: float = math.inf) -> Ou
         proven = problem.sol_status == pulp.LpSolutionOptimal
         bound = _objective(problem) / (1 + gap * integer) if proven else -math.inf
     found = has_values and problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
-    found = found and abs(_objective(problem)) < 1e30  # HiGHS's infinity: stopped without a solution
     infeasible = problem.status == pulp.LpStatusInfeasible
     if problem.status == pulp.LpStatusUnbounded:
         raise SolverError(f"{problem.name} is unbounded")
@@ -83,35 +86,35 @@ def _objective(problem: pulp.LpProblem) -> float:
 def _ends_soon(problem: pulp.LpProblem, gap: float, below: float) -> bool:
     """Solve `problem` in place as far as the root of the search tree. Return whether that found an objective `below`
     this one to within the gap, or proved that there is none: then whatever is found is not below it."""
-    problem.solve(_highs(gap, objective_bound=below, mip_max_nodes=1))
+    problem.solve(_highs(gap, _Patience(most_nodes=1), objective_bound=below))
     import highspy
 
-    stopped = highspy.HighsModelStatus.kSolutionLimit, highspy.HighsModelStatus.kInterrupt
-    return problem.solverModel.getModelStatus() not in stopped
+    return bool(problem.solverModel.getModelStatus() != highspy.HighsModelStatus.kInterrupt)
 
 
-def _highs(gap: float, **options: float) -> pulp.LpSolver:
+def _highs(gap: float, patience: _Patience, **options: float) -> pulp.LpSolver:
     return pulp.HiGHS(
         msg=False,
         threads=_THREADS,
         timeLimit=_HANGS_S,
         gapRel=gap,
         presolve_rule_off=_PRESOLVE_RULE_OFF,
-        callbackTuple=(_Patience(), None),
+        callbackTuple=(patience, None),
         callbacksToActivate=_asks_whether_to_go_on(),
         **options,
     )
 
 
 class _Patience:
-    """The callback that stops HiGHS once it has asked `_MOST_CHECKS` times whether to go on."""
+    """The callback that stops HiGHS once it has asked `_MOST_CHECKS` times whether to go on, or once it has explored
+    `most_nodes` nodes of the search tree. (HiGHS's own limit of nodes ends in a status that PuLP does not know.)"""
 
-    def __init__(self) -> None:
-        self._asked = 0
+    def __init__(self, *, most_nodes: float = math.inf) -> None:
+        self._asked, self._most_nodes = 0, most_nodes
 
     def __call__(self, kind: Any, message: str, seen: Any, told: Any, data: Any) -> None:
         self._asked += 1
-        if self._asked > _MOST_CHECKS:
+        if self._asked > _MOST_CHECKS or seen.mip_node_count >= self._most_nodes:
             told.user_interrupt = True
 
 

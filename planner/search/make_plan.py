@@ -17,6 +17,7 @@ from planner.greedy.streaming import frugal, profile
 from planner.ilp.lower_bound import lower_bound_s
 from planner.ilp.narrow import narrowed
 from planner.ilp.program import Solution
+from planner.ilp.solver import SolverGaveUp
 from planner.schedule.compile import order_program
 from planner.schedule.plan import Plan
 from planner.search.portfolio import Search
@@ -222,12 +223,16 @@ def ways_of(step: Setting, *, gap: float, below_s: float = math.inf) -> tuple[Wa
         least_s = bound_s
         if bound_s < below_s:
             few, relaxed_s = narrowed_to(setting, least)
-            solved = hoped(few, gap=gap, below_s=below_s) if relaxed_s < below_s else ()
-            if solved:
-                least_s = max(bound_s, solved[0].step_s * (1 - solved[0].gap))
-                best_s = min(best_s, solved[0].step_s)
-            elif below_s < math.inf:
-                least_s = below_s
+            try:
+                solved = hoped(few, gap=gap, below_s=below_s) if relaxed_s < below_s else ()
+            except SolverGaveUp:
+                least_s = max(bound_s, relaxed_s)
+            else:
+                if solved:
+                    least_s = max(bound_s, solved[0].step_s * (1 - solved[0].gap))
+                    best_s = min(best_s, solved[0].step_s)
+                elif below_s < math.inf:
+                    least_s = below_s
             below_s = min(below_s, best_s * (1 - gap))
         hope_s = solved[0].step_s if solved else max(best_s, bound_s)
         ways.append(Way(setting=setting, least=least, bound_s=bound_s, least_s=least_s, hope_s=hope_s, solved=solved))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 
@@ -15,6 +16,7 @@ from planner.candidate.trailing import ways_to_trail
 from planner.candidate.update_ahead import ahead_of_norm
 from planner.greedy.streaming import candidates
 from planner.ilp.program import Solution
+from planner.ilp.solver import SolverGaveUp
 from planner.schedule.plan import Plan
 from planner.search.improve import improved
 from planner.search.round_placements import hoped, rounded_candidate
@@ -99,7 +101,8 @@ class Search:
         """Yield the candidates rounded from the integer program's solutions; then one solved with lower rates, where
         whole tensors are still far from the program's step. Then, with clipping, the `quick` ones again, to try updates
         before the gradient norm is known on them."""
-        self.solutions = self.solved or hoped(self.setting, gap=self.gap, below_s=self.beat_s)
+        with suppress(SolverGaveUp):
+            self.solutions = self.solved or hoped(self.setting, gap=self.gap, below_s=self.beat_s)
         if not self.solutions and self.beat_s < math.inf:
             return
         for solution in self.solutions:

@@ -202,7 +202,7 @@ def rounded_totals(chain: Chain, placements: Sequence[Placement]) -> Totals:
 def hoped(setting: Setting, *, gap: float, below_s: float = math.inf) -> tuple[Solution, ...]:
     """Return the solutions of the planner's integer program for a setting, the shortest step first; empty where there
     is none. `gap`: how far from the optimum a solution may be, as a share of the time. `below_s`: only steps of fewer
-    seconds are looked for.
+    seconds are looked for; SolverGaveUp is raised if the solver neither finds nor excludes one.
 
     Where the first block is one tensor (the embedding, which is larger than a layer), there are two solutions: one with
     the device updating this tensor and one with the CPU. A program that may split the tensor finds a step that whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import subprocess
 import sys
@@ -9,8 +10,14 @@ import sys
 import pulp
 import pytest
 
+from planner.candidate.setting import Budgets, Setting
 from planner.ilp import solver
-from planner.ilp.solver import Outcome, solve
+from planner.ilp.instance import make_instance
+from planner.ilp.program import solve_oilp
+from planner.ilp.solver import Outcome, SolverGaveUp, solve
+from tests.support.chains import HARDWARE, chain
+
+BUDGETS = Budgets(gpu_bytes=10**9, cpu_bytes=10**9)
 
 
 def hard_program() -> pulp.LpProblem:
@@ -61,3 +68,25 @@ def test_a_program_that_is_stopped_before_it_has_a_solution_has_none(monkeypatch
         )
     outcome = solve(problem, gap=0.0)
     assert (outcome.found, outcome.infeasible) == (False, False)
+
+
+@pytest.mark.parametrize(("below", "found"), [(900.0, True), (861.5, True), (800.0, False), (1.0, False)])
+def test_an_objective_below_a_limit_is_found_or_excluded(
+    below: float, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, best = solved(10**6, monkeypatch)
+    assert best == pytest.approx(861.0)
+    outcome = solve(hard_program(), gap=0.0, below=below)
+    assert (outcome.found, outcome.infeasible) == (found, not found)
+    assert outcome.bound == pytest.approx(best if found else below)
+
+
+def test_where_the_solver_gives_up_nothing_is_taken_as_proven(monkeypatch: pytest.MonkeyPatch) -> None:
+    def gave_up(*_: object, **__: object) -> Outcome:
+        return Outcome(found=False, infeasible=False, gap=math.inf, bound=0.0)
+
+    instance = make_instance(Setting(chain=chain(3), hardware=HARDWARE, budgets=BUDGETS, slices=1, clip=False))
+    monkeypatch.setattr("planner.ilp.program.solve", gave_up)
+    assert solve_oilp(instance, gap=0.01) is None
+    with pytest.raises(SolverGaveUp):
+        solve_oilp(instance, gap=0.01, below_s=1.0)
