@@ -70,6 +70,8 @@ def solve(problem: pulp.LpProblem, *, gap: float, below: float = math.inf) -> Ou
         bound = _objective(problem) / (1 + gap * integer) if proven else -math.inf
     found = has_values and problem.sol_status in (pulp.LpSolutionOptimal, pulp.LpSolutionIntegerFeasible)
     infeasible = problem.status == pulp.LpStatusInfeasible
+    if infeasible and below < math.inf:
+        bound = below
     if problem.status == pulp.LpStatusUnbounded:
         raise SolverError(f"{problem.name} is unbounded")
     if not found and not infeasible:
