@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from planner.whatif.between import alike, between
 from planner.whatif.traced import Traced
 
 _SHORTEST = 256  # tokens; below that nobody trains
+_REMEMBERED = 16  # problems whose needs are kept, as several pairs ask about each
 _EASIER = 0.99  # a change that leaves more than this of a shortage is no part of a pair
 _ANY_SIZE = 2**62
 _DEVICE, _HOST = frozenset({"device"}), frozenset({"host"})
@@ -152,7 +154,7 @@ class _Trials:
     tell: Tell
     short_of_device: bool = field(init=False)
     short_of_host: bool = field(init=False)
-    _eased: dict[str, tuple[bool, bool]] = field(default_factory=dict)
+    _tried: dict[str, Problem | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         problem = self.problem
@@ -173,7 +175,7 @@ class _Trials:
         """The change as a way, if the job fits with it."""
         self.tell(change.text)
         keys, changed = self._changed(change.keys)
-        self._eased[change.kind + change.text] = self._eases(changed)
+        self._tried[change.text] = changed
         if changed is None or not (least := _least(changed)):
             return None
         if change.kind == "slices":
@@ -210,7 +212,12 @@ class _Trials:
             length //= 2
 
     def _has_eased(self, change: _Change) -> tuple[bool, bool]:
-        return self._eased.get(change.kind + change.text, (False, False))
+        """Whether the job with a change that was tried needs less of the device, and less of the host."""
+        changed = self._tried.get(change.text)
+        if changed is None:
+            return False, False
+        before, after = _needs(self.problem), _needs(changed)
+        return after[0] < _EASIER * before[0], after[1] < _EASIER * before[1]
 
     def _changed(self, keys: Mapping[str, object]) -> tuple[Mapping[str, object], Problem | None]:
         """The problem of the job with these keys, and the keys, to which `lora_dropout: 0` is added if adapters on
@@ -227,13 +234,6 @@ class _Trials:
             budgets = {name: getattr(self.problem, name) for name in ("gpu_budget_bytes", "cpu_budget_bytes")}
             return its, with_all_that_may_be_on_disk(replace(changed, **budgets))
         return keys, None
-
-    def _eases(self, changed: Problem | None) -> tuple[bool, bool]:
-        """Whether the changed problem needs less of the device, and less of the host, than the job."""
-        if changed is None:
-            return False, False
-        before, after = _needs(self.problem), _needs(changed)
-        return after[0] < _EASIER * before[0], after[1] < _EASIER * before[1]
 
     def _most_rows(self, single_row: Problem) -> int:
         """The most rows of a slice that fit, of the divisors of the step's rows. Chains are interpolated between that
@@ -254,6 +254,7 @@ def _in_8_bits(tensor: Tensor) -> int:
     return (2 + 4 * tensor.has_master) * tensor.elements if tensor.trainable else 0
 
 
+@functools.lru_cache(_REMEMBERED)
 def _needs(problem: Problem) -> tuple[float, float]:
     """The least device memory with a host of any size, and the bytes of all weights and optimizer states in memory."""
     least = replace(problem, cpu_budget_bytes=_ANY_SIZE).least_bytes()
