@@ -222,9 +222,13 @@ def short_form(options: Mapping[str, Any]) -> str:
 
 
 def _machine_computes_bf16(options: Mapping[str, Any]) -> bool:
-    """Whether the machine that `--hardware` names computes in bf16. For a file that is the card's matter that it names;
-    a file without one, or with a mistake, of which the planner's process tells, counts as one that does."""
-    name = options.get("hardware", "")
+    """Whether the machine that `--hardware` names computes in bf16, or all that `--compare` names. For a file that is
+    the card's matter that it names; a file without one, or with a mistake, of which the planner's process tells, counts
+    as one that does."""
+    return all(_computes_bf16(name.strip()) for name in options.get("compare", options.get("hardware", "")).split(","))
+
+
+def _computes_bf16(name: str) -> bool:
     if find_card(name) is None and Path(name).is_file():
         try:
             name = str(read_yaml(read_text(Path(name)), name).values.get("card"))
@@ -317,7 +321,11 @@ def _planner(*words: str, news: News = lambda document: None) -> tuple[int, Any]
     last: list[Any] = []
 
     def hear(line: str) -> None:
-        document = json.loads(line)
+        try:
+            document = json.loads(line)
+        except ValueError:  # a library has printed it
+            click.echo(line, err=True, nl=False)
+            return
         if isinstance(document, dict) and not document.keys().isdisjoint(NEWS):
             news(document)
         else:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import os
+import platform
 import tempfile
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
@@ -15,6 +16,7 @@ from planner.cache.store import PLANNER
 from planner.codec import from_json, to_json
 from planner.commands.question import config_file
 from planner.fast_imports import lasting_imports
+from planner.job.pins import revision_of
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
 from planner.whatif.traced import Traced
@@ -23,7 +25,10 @@ log = logging.getLogger(__name__)
 
 _MOST = 64  # files; the ones used longest ago give way
 _OF_THE_MACHINE = ("gpu_budget", "cpu_budget", "disk_paths", "disk_budget", "disk_rated_writes")
-_PACKAGES = ("offmate", "torch", "transformers", "peft")
+_PACKAGES = (
+    *("offmate", "torch", "transformers", "peft", "bitsandbytes"),
+    *("kernels", "flash-linear-attention", "causal-conv1d", "mamba-ssm"),  # which change the code of some models
+)
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
@@ -38,8 +43,9 @@ class Traces:
         """The trace of the job's model, kept or made now; it does not depend on the figures of `hardware`. Raises
         UserError for a model that cannot be used."""
         key = _key(job, hardware)
-        if key is not None and key in self._known:
-            return self._known[key]
+        known = key or f"{hardware.is_gpu}: {job.resolved_yaml()}"
+        if known in self._known:
+            return self._known[known]
         found = None if key is None else self._read(key)
         if found is None:
             with lasting_imports():  # torch takes seconds to import
@@ -47,8 +53,7 @@ class Traces:
             found = traced(job, hardware)
             if key is not None:
                 self._keep(key, found)
-        if key is not None:
-            self._known[key] = found
+        self._known[known] = found
         return found
 
     def _read(self, key: str) -> Traced | None:
@@ -83,15 +88,16 @@ class Traces:
 
 
 def _key(job: Job, hardware: Hardware) -> str | None:
-    """A hexadecimal digest of all on which a trace depends: the job's keys but for those of the machine, the model's
-    config, its files of weights, the versions of packages. None if the config is not on this machine, or if the job
-    takes adapters from elsewhere."""
-    config = config_file(job.model)
+    """A hexadecimal digest of what a trace depends on: the job's keys but for those of the machine, the model's config,
+    its files of weights, this machine, the versions of packages. None if the config is not on this machine, or if the
+    job takes adapters from elsewhere."""
+    config = config_file(job.model, revision_of(job))
     if config is None or job.adapter_name_or_path is not None:
         return None
     slices = min(2, job.gradient_accumulation_steps)  # with several, gradients are added up
     changes = dict.fromkeys(_OF_THE_MACHINE) | {"gradient_accumulation_steps": slices}
-    weights = sorted((file.name, file.stat().st_size) for kind in _WEIGHTS for file in config.parent.glob(kind))
+    files = ((file.name, file.stat()) for kind in _WEIGHTS for file in config.parent.glob(kind))
+    weights = sorted((name, status.st_size, status.st_mtime_ns) for name, status in files)
     parts = {
         "job": job.model_copy(update=changes).resolved_yaml(),
         "config": config.read_text("utf-8", errors="replace"),
@@ -99,6 +105,7 @@ def _key(job: Job, hardware: Hardware) -> str | None:
         "versions": {name: _version(name) for name in _PACKAGES},
         "planner": PLANNER,
         "for_gpu": hardware.is_gpu,
+        "machine": platform.node(),  # its compiler decides whether states can be packed
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

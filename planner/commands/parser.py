@@ -39,7 +39,7 @@ from planner.units import parse_bytes
 
 
 def add_parsers(commands: Any) -> None:
-    """Add the subcommands solve, ask, plans and picture to `commands`, a result of `ArgumentParser.add_subparsers`."""
+    """Add the subcommands of this module to `commands`, a result of `ArgumentParser.add_subparsers`."""
     solve = commands.add_parser("solve", help="plan a chain on a machine, both from files")
     solve.add_argument("--chain", type=Path, required=True, metavar="FILE")
     _machine(solve)
@@ -82,7 +82,7 @@ def _machine(parser: argparse.ArgumentParser) -> None:
 
 
 def answer(options: argparse.Namespace, answers: TextIO) -> int:
-    """Write the answer to the parsed command line to `answers`, one JSON object in one line; returns the exit code.
+    """Write the answer to the parsed command line to `answers`, as one line of JSON; returns the exit code.
     A question about a machine by name writes lines before it that say how far it is (`planner.commands.tell`)."""
     try:
         if options.command in ("ask", "several"):

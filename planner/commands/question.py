@@ -10,15 +10,15 @@ from huggingface_hub.errors import HFValidationError
 from planner.job.schema import Job
 
 
-def config_file(model: str) -> Path | None:
-    """The file with a model's config if it is on this machine (the file itself, in a folder, or of a downloaded model);
-    otherwise None."""
+def config_file(model: str, revision: str | None = None) -> Path | None:
+    """The file with a model's config if it is on this machine (the file itself, in a folder, or of a downloaded model,
+    at its `revision`); otherwise None."""
     path = Path(model)
     if path.is_file() or path.is_dir():
         file = path if path.is_file() else path / "config.json"
         return file if file.is_file() else None
     try:
-        cached = try_to_load_from_cache(model, "config.json")
+        cached = try_to_load_from_cache(model, "config.json", revision=revision)
     except HFValidationError:  # not an id: reading the model reports that
         return None
     return Path(cached) if isinstance(cached, str) else None

@@ -30,13 +30,14 @@ class _Call:
     """A call of a layer. `key` and `used` are equal for calls that do the same if their layers have equal traits.
     `storages`: those of the tensor arguments and of the layer's weights. `used`: which of the weights earlier
     operations have been given: the first one that is given a weight makes autograd's node for it, which the record sees
-    as an operation."""
+    as an operation. `state`: that of the objects that the layer holds."""
 
     key: Hashable
     used: tuple[bool, ...]
     tensors: Sequence[Tensor]
     traits: Traits
     storages: Sequence[int]
+    state: list[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,10 @@ class Repeats:
     others, the record gets the first one's operations, on their own arguments and weights.
 
     Layers are equal if they get equal arguments and have equal attributes, those aside that the first one's run has not
-    read (such as the layer's number). A layer is not repeated if its run has any effect beside its result, or depends
-    on anything else.
+    read (such as the layer's number). A layer is not repeated if its run is seen to have an effect beside its result,
+    or to depend on anything else. What is not seen: values that code reads from modules of Python or from `vars(self)`,
+    and random numbers that numpy draws. No layer may depend on these, because all blocks of a kind run the code of one
+    trace.
     """
 
     def __init__(self, model: nn.Module, record: Record, mode: FakeMode) -> None:
@@ -104,11 +107,12 @@ class Repeats:
         runs = self.runs.setdefault((call.key, call.used), [])
         for run in runs:
             differing = call.traits.differing(run.call.traits)
-            if differing is not None and differing <= self.watched.difference(run.read):
+            same_state = call.state == run.call.state
+            if same_state and differing is not None and differing <= self.watched.difference(run.read):
                 return self._repeat(run, call)
         if any(call.used):  # perhaps by a repetition, which has not made the nodes
             self.nodes += _nodes(itertools.compress((*call.tensors, *call.traits.tensors), call.used))
-        before = call.traits.state(), _random_state()
+        before = call.state, _random_state()
         recorded = recorded_values()
         kids_so_far = self.record.running[-1].kids
         tables: tuple[list[Any], ...] = self.record.operations, self.record.changed, kids_so_far, self.read
@@ -126,7 +130,7 @@ class Repeats:
             and after.key == call.key
             and all(map(operator.is_, after.tensors, call.tensors))
             and after.traits.differing(call.traits) == set()
-            and (after.traits.state(), _random_state()) == before
+            and (after.state, _random_state()) == before
             and self._depends_on_arguments(run)
             and self._is_computed(run, new)
         ):
@@ -157,7 +161,7 @@ class Repeats:
             tuple((storage_of(t), t._version) for t in tensors if not isinstance(t, FakeTensor)),
         )
         used = tuple(t.requires_grad and t.is_leaf and storage_of(t) in self.record.used for t in every)
-        return _Call(key, used, tensors, traits, storages)
+        return _Call(key, used, tensors, traits, storages, traits.state())
 
     def _depends_on_arguments(self, run: _Run) -> bool:
         """Whether all that a run has read are arguments, weights and constants of its code."""

@@ -21,9 +21,9 @@ _USED = 0.01  # share of a block: a smaller one is the solver's rounding
 
 def narrowed(setting: Setting, *always: Sequence[str]) -> tuple[Setting, float]:
     """The same planning problem with fewer options per block, and a lower bound in seconds on the integer program's
-    step (0: none is known). Blocks of each kind keep the options that the linear
-    relaxation of the integer program uses, even in part, for any block of that kind, and those in `always`, lists of
-    one option name per block.
+    step (0: none is known; about one, if activations may go to disk). Blocks of each kind keep the options that the
+    linear relaxation of the integer program uses, even in part, for any block of that kind, and those in `always`,
+    lists of one option name per block.
 
     The relaxation may mix options within a block, so an option that it does not use is not needed if each block must
     have one. The setting is returned unchanged if no block has more than six options, or if the relaxation finds no

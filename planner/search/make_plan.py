@@ -104,7 +104,9 @@ def _fastest(step: Setting, gap: float) -> Plan | None:
     beat_s = math.inf
     ways = ways_of(step, gap=gap)
     for way in ways:
-        if best is not None and max(way.hope_s, way.bound_s) >= beat_s:
+        # Where the program has no solution in any number of rounds, its answer says nothing about the others.
+        hope_s = way.hope_s if way.hope_s < math.inf else 0.0
+        if best is not None and max(hope_s, way.bound_s) >= beat_s:
             continue
         setting, _ = narrowed_to(way.setting, way.least)
         found = Search(setting, gap=gap, beat_s=beat_s, bound_s=way.bound_s, solved=way.solved).best(way.least)
@@ -195,7 +197,7 @@ class Way:
 
     `bound_s`: a lower bound in seconds on the step of any schedule. `least_s`: one on the integer program's step.
     `solved`: the program's solutions; none where it was not solved, or where no step is short enough. `hope_s`: the
-    step that may be expected, infinity where the program has no solution.
+    step of the best solution; where there is none, the step that another number of rounds has, or infinity.
     """
 
     setting: Setting
@@ -229,7 +231,8 @@ def ways_of(step: Setting, *, gap: float, below_s: float = math.inf) -> tuple[Wa
                 least_s = max(bound_s, relaxed_s)
             else:
                 if solved:
-                    least_s = max(bound_s, solved[0].step_s * (1 - solved[0].gap))
+                    # The other side of the embedding's update may have been excluded by `below_s` alone.
+                    least_s = max(bound_s, min(below_s, *(found.step_s * (1 - found.gap) for found in solved)))
                     best_s = min(best_s, solved[0].step_s)
                 elif below_s < math.inf:
                     least_s = below_s

@@ -103,7 +103,7 @@ class Search:
         before the gradient norm is known on them."""
         with suppress(SolverGaveUp):
             self.solutions = self.solved or hoped(self.setting, gap=self.gap, below_s=self.beat_s)
-        if not self.solutions and self.beat_s < math.inf:
+        if self.beat_s < math.inf and (not self.solutions or self.solutions[0].step_s >= self.beat_s):
             return
         for solution in self.solutions:
             if solution.step_s < self.beat_s and (seen := self._rounded(solution, self.setting.budgets, "o-ilp")):

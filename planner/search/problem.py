@@ -31,6 +31,7 @@ from planner.search.make_plan import (
 from planner.search.portfolio import Search
 
 UNLIMITED = 2**62  # bytes
+_FREE = 1e-6  # of the host's budget; where less is left free, that is the solver's rounding
 _NEAR_BYTES = 2**30  # a least host budget is found to within this
 
 
@@ -72,9 +73,9 @@ class Problem:
         return Setting(chain=self.chain, hardware=self.hardware, budgets=budgets, slices=self.slices, clip=self.clip)
 
     def plan(self, *, gap: float = GAP) -> Plan:
-        """Return the fastest plan found. `gap`: how much slower than the optimum a
-        solution of the planner's integer program may be, as a share of the time. Raises UserError `budget-too-small` or
-        `host-memory-too-small` where nothing fits the budgets."""
+        """Return the fastest plan found. `gap`: how much slower than the optimum a solution of the planner's integer
+        program may be, as a share of the time. Raises UserError `budget-too-small` or `host-memory-too-small` where
+        nothing fits the budgets."""
         return make_plan(self.setting, gap=gap)
 
     def least(self) -> LeastBudget:
@@ -118,12 +119,14 @@ class Problem:
     def more_host_may_help(self, below_s: float) -> bool:
         """Return whether with more host memory a step might be shorter than `below_s` seconds. This is so if in some
         number of rounds the integer program uses all host memory there is, or has no solution, and its relaxation for
-        an unlimited host has a step that short."""
+        an unlimited host has a step that short. That free memory means no gain is certain for the relaxation alone; for
+        the integer program it is a rule of thumb."""
         unlimited = replace(self, cpu_budget_bytes=UNLIMITED)
+        least_bytes = _FREE * self.cpu_budget_bytes
         enough = {
             way.setting.rounds
             for way in self._ways(self.setting, math.inf)
-            if way.solved and all(solution.host_left_bytes > 0 for solution in way.solved)
+            if way.solved and all(solution.host_left_bytes > least_bytes for solution in way.solved)
         }
         others = (s for s in in_rounds(unlimited.setting) if s.rounds not in enough)
         return any(bound_of(s) < below_s and relaxed_s(s) < below_s for s in others)

@@ -217,7 +217,7 @@ def hoped(setting: Setting, *, gap: float, below_s: float = math.inf) -> tuple[S
     found: list[Solution | None] = []
     if instance.first_is_one_tensor:
         found = [solve(update_of_first_on_device), solve(update_of_first_on_cpu)]
-    if not found or (None in found and below_s == math.inf):  # a side may have no solution, or none was found in time
+    if not found or (None in found and below_s == math.inf):  # a side may have no solution, or the solver found none
         found = [solve()]
     return tuple(sorted((solution for solution in found if solution), key=lambda solution: solution.step_s))
 

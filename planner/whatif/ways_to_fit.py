@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from planner.errors import UserError
 from planner.job.schema import Job
+from planner.keys.adapter import takes_from_base
 from planner.keys.lora import DEFAULTS, has_no_weights
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.table import OPTIMIZERS
@@ -117,7 +118,7 @@ def _changes(job: Job, its: Traced, *, runs: bool) -> Iterator[_Change]:
         text = "LoRA, without trainable" if without else "LoRA"
         yield _Change(kind="base", text=text, keys={**lora, **without})
         lora |= without
-    if job.use_dora:
+    if job.use_dora or takes_from_base(job.init_lora_weights):  # which no base in 4 bits can have
         return
     packed = lora | {"load_in_4bit": True} | ({"load_in_8bit": False} if job.load_in_8bit else {})
     words = "LoRA on a base in 4 bits" if lora else "a base in 4 bits"

@@ -14,7 +14,7 @@ import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from multiprocessing import resource_tracker
-from multiprocessing.pool import AsyncResult, Pool
+from multiprocessing.pool import Pool
 
 from planner.candidate.evaluate import predicted_step_s
 from planner.errors import UserError
@@ -128,10 +128,6 @@ class Variations:
         """The plans of several problems, made in parallel; None for a problem that fits no plan."""
         return self._workers().map(_plan, problems, chunksize=1)
 
-    def least_cpu_bytes(self, problem: Problem) -> AsyncResult[int | None]:
-        """Start `Problem.least_cpu_bytes` in another process; `get()` of the result waits for it."""
-        return self._workers().apply_async(_least_cpu_bytes, (problem,))
-
     def changes(
         self, problem: Problem, plan: Plan, *, more: Sequence[tuple[str, Problem]] = ()
     ) -> tuple[list[Prospect], Iterator[Change | None]]:
@@ -236,8 +232,3 @@ def _plan(problem: Problem) -> Plan | None:
         return problem.plan()
     except UserError:
         return None
-
-
-def _least_cpu_bytes(problem: Problem) -> int | None:
-    """Call `Problem.least_cpu_bytes` in another process."""
-    return problem.least_cpu_bytes()

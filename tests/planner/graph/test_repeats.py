@@ -124,6 +124,11 @@ CASES = {
         lambda model, number, x: setattr(SHARED, "left", 2 * x) or (),
         LAYERS,
     ),
+    "an object has another value for each": (
+        lambda layer, made, x: made * layer.shared.scale,
+        lambda model, number, x: setattr(SHARED, "scale", number) or (),
+        LAYERS,
+    ),
     "numbers are drawn": (draw, nothing, LAYERS),
     "a table takes results": (put, lambda model, number, x: (model.table,), LAYERS),
     "one argument is given twice": (
