@@ -196,21 +196,37 @@ class _Trials:
         return (on_device or not self.short_of_device) and (on_host or not self.short_of_host)
 
     def shorter_rows(self, others: Sequence[_Change]) -> Iterator[Way]:
-        """The longest rows that fit, of the job's length halved again and again, in slices of one row; with head and
-        loss in chunks if this is among `others`, changes that are not enough alone, and eases the device."""
+        """The longest rows that fit, of the job's length halved again and again, in slices of one row; together with
+        those of `others`, changes that are not enough alone, that ease what shorter rows cannot."""
         whole = self.traced(self.job).has_router_loss
         job = self.job if whole else self.job.model_copy(update=_rows(self.job, 1))
-        chunks = next((change for change in others if change.kind == "exact" and self._has_eased(change)[0]), None)
-        length = job.max_length // 2
-        while length >= _SHORTEST:
+        together = [change for change in others if change.kind == "exact" and self._has_eased(change)[0]]
+        if self.short_of_host:
+            easing = [change for change in others if self._has_eased(change)[1]]
+            together += sorted(easing, key=lambda change: _needs(self._problem_of(change))[1])[:1]
+
+        def of_length(length: int) -> _Change:
             keys: dict[str, object] = {"max_length": length, "per_device_train_batch_size": job.slice_rows}
             if job.gradient_accumulation_steps != self.job.gradient_accumulation_steps:
                 keys["gradient_accumulation_steps"] = job.gradient_accumulation_steps
             shorter = _Change(kind="length", text="shorter rows", keys=keys)
-            if way := self.way(shorter if chunks is None else shorter.with_(chunks)):
+            return functools.reduce(_Change.with_, together, shorter)
+
+        length = job.max_length // 2
+        if length < _SHORTEST or not (shortest := self.way(of_length(_SHORTEST))):
+            return
+        while length > _SHORTEST:
+            if way := self.way(of_length(length)):
                 yield way
                 return
             length //= 2
+        yield shortest
+
+    def _problem_of(self, change: _Change) -> Problem:
+        """The problem of the job with a change that was tried, and that is possible."""
+        problem = self._tried[change.text]
+        assert problem is not None
+        return problem
 
     def _has_eased(self, change: _Change) -> tuple[bool, bool]:
         """Whether the job with a change that was tried needs less of the device, and less of the host."""
