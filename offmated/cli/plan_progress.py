@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -101,7 +102,9 @@ class Screen:
             self._begin()
 
     def _begin(self) -> None:
-        self._live = Live(self._moving(), console=self._console, redirect_stdout=False, redirect_stderr=False)
+        # Errors of the planner's process appear above the moving lines.
+        errors = sys.stderr.isatty()
+        self._live = Live(self._moving(), console=self._console, redirect_stdout=False, redirect_stderr=errors)
         self._live.start()
 
     def _end(self) -> None:

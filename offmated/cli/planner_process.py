@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -279,17 +280,29 @@ def run_child(
 ) -> subprocess.CompletedProcess[str]:
     """Run the child process `command` to its end. It may have temporary folders or processes of its own: if this
     process is to end meanwhile, the child is first asked to end, and can clean up; after `_END_S` seconds it is killed
-    together with its processes. `hear` gets each line of the child's stdout, a pipe, as it comes."""
+    together with its processes. `hear` gets each line of the child's stdout, a pipe, as it comes; the lines of a piped
+    stderr are then written to this process's, which may be showing what is being done."""
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True) as child:
         try:
-            if hear is not None and child.stdout is not None:
+            if hear is None or child.stdout is None:
+                output, errors = child.communicate()
+            else:
+                others = threading.Thread(target=_pass_on, args=(child.stderr,), daemon=True)
+                others.start()
                 for line in child.stdout:
                     hear(line)
-            output, errors = child.communicate()
+                output, errors = None, None
+                others.join()
+                child.wait()
         except BaseException:
             _end(child)
             raise
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
+
+
+def _pass_on(stream: Iterable[str] | None) -> None:
+    for line in stream or ():
+        print(line, end="", file=sys.stderr)  # not click.echo, which writes past what Rich has put in its place
 
 
 def _end(child: subprocess.Popen[str]) -> None:
@@ -324,14 +337,14 @@ def _planner(*words: str, news: News = lambda document: None) -> tuple[int, Any]
         try:
             document = json.loads(line)
         except ValueError:  # a library has printed it
-            click.echo(line, err=True, nl=False)
+            print(line, end="", file=sys.stderr)
             return
         if isinstance(document, dict) and not document.keys().isdisjoint(NEWS):
             news(document)
         else:
             last[:] = [document]
 
-    done = run_child(command, stdout=subprocess.PIPE, hear=hear)
+    done = run_child(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, hear=hear)
     code = done.returncode if done.returncode >= 0 else int(Exit.FAILED)
     if not last:
         raise click.exceptions.Exit(code or Exit.FAILED)

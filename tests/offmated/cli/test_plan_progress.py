@@ -37,15 +37,16 @@ class Terminal:
                 read = os.read(self._descriptor, 65536)
             except OSError:  # the other side is closed
                 return
-            self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", read.decode()).replace("\r", "")
+            text = read.decode().replace("\r\x1b[2K", "\n")  # a line that gives way to the next one
+            self.text += re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r", "")
 
 
 @contextmanager
-def terminal(folder: Path) -> Iterator[Terminal]:
+def terminal(folder: Path, words: list[str] = WORDS) -> Iterator[Terminal]:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "OFFMATE_HOME": str(folder / "home"), "COLUMNS": "200", "TERM": "xterm"}
     process = subprocess.Popen(
-        WORDS, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True
+        words, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment, start_new_session=True
     )
     os.close(theirs)
     try:
@@ -84,6 +85,13 @@ def test_ctrl_c_keeps_what_is_shown(folder: Path) -> None:
         shown.read_until(lambda text: False)
         assert shown.process.wait(PATIENCE_S) in (130, 1, -signal.SIGINT)
     assert "Traceback" not in shown.text and "It fits: " in shown.text
+
+
+def test_an_error_stands_on_lines_of_its_own(folder: Path) -> None:
+    with terminal(folder, [*COMMAND, "plan", "--model", "model", "--hardware", "nope"]) as shown:
+        shown.read_until(lambda text: False)
+        assert shown.process.wait(PATIENCE_S) == 2
+    assert "\nThere is no hardware called nope.\n" in shown.text and shown.text.count("nope.") == 1
 
 
 def test_a_pipe_gets_the_answer_alone(folder: Path) -> None:
