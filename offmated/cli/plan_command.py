@@ -26,7 +26,12 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--compare", metavar="NAMES", help="One table for several machines: rtx3060,rtx4090,my-box.yaml.")
 @click.option("--frontier", is_flag=True, help="With --hardware: the step over GPU memory; with --html as a picture.")
-@click.option("--cpu-memory", type=Size(), metavar="SIZE", help="With --hardware NAME: the host's memory.")
+@click.option(
+    "--cpu-memory",
+    type=Size(),
+    metavar="SIZE",
+    help="With --hardware NAME or --compare: the host's memory (64GiB beside a home card).",
+)
 @click.option("--link", metavar="NAME|RATE", help="With --hardware NAME: pcie3x8 … pcie5x16, or bytes per second.")
 @click.option(
     "--drive", metavar="NAME", help="With --hardware: a drive for optimizer states: pcie3, pcie4, pcie5, 2xpcie4 …"

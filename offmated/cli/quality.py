@@ -65,7 +65,7 @@ def _reason(plan: Planned) -> str:
         return "memory is so tight that the solver found no plan, and another method did"
     if plan.solver_gap > _STOPPED:
         return "the solver stopped at the limit of its work"
-    return "whole tensors do not fit as well as the solver's parts of them"
+    return "only whole weights move, where the solver may move any part of them"
 
 
 def _rounded_up(over: float) -> float:

@@ -143,7 +143,9 @@ def _fits_with(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
 
 
 def _least(least: int | None, beside: str) -> str:
-    return f"no size is enough with {beside}" if least is None else f"at least {format_bytes(least)} with {beside}"
+    return (
+        f"more alone is not enough, with {beside}" if least is None else f"at least {format_bytes(least)} with {beside}"
+    )
 
 
 def _solved(solved: Solved) -> Rows:

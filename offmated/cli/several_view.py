@@ -12,7 +12,7 @@ from offmated.cli.quality import quality
 from offmated.cli.receipt_view import question
 from planner.codec import from_json
 from planner.reports.receipt import Receipt
-from planner.units import format_bytes_down, format_seconds
+from planner.units import format_bytes, format_bytes_down, format_seconds
 
 _BAR = 30  # columns
 
@@ -41,8 +41,8 @@ def _figures(receipt: Receipt) -> tuple[str | Text, ...]:
         format_seconds(receipt.step_s),
         f"{receipt.tokens_per_s:.0f}",
         quality(receipt).partition(":")[0].partition(",")[0],
-        format_bytes_down(receipt.gpu_peak_bytes),
-        format_bytes_down(receipt.cpu_peak_bytes),
+        format_bytes(receipt.gpu_peak_bytes),
+        format_bytes(receipt.cpu_peak_bytes),
         f"{receipt.loads[0].resource}, {receipt.loads[0].share:.0%}",
     )
 
@@ -50,8 +50,8 @@ def _figures(receipt: Receipt) -> tuple[str | Text, ...]:
 def _needed(receipt: Receipt) -> str:
     """How much memory a job needs that does not fit."""
     gpu, host = receipt.least_gpu_budget_bytes, receipt.least_cpu_budget_bytes
-    needs = [f"{format_bytes_down(gpu)} of GPU memory"] if gpu is not None else []
-    needs += [f"{format_bytes_down(host)} of host memory"] if host is not None else []
+    needs = [f"{format_bytes(gpu)} of GPU memory"] if gpu is not None else []
+    needs += [f"{format_bytes(host)} of host memory"] if host is not None else []
     return f"needs {' or '.join(needs)}" if needs else "no more memory of one kind is enough"
 
 
@@ -61,7 +61,7 @@ def _frontier(receipts: list[Receipt]) -> RenderableType:
     fastest = min(receipt.step_s for receipt in receipts)
     rows = [
         (
-            format_bytes_down(receipt.gpu_budget_bytes),
+            format_bytes(receipt.gpu_budget_bytes),  # rounded up, so that what is typed from here fits
             format_seconds(receipt.step_s),
             f"{receipt.tokens_per_s:.0f}",
             "█" * max(1, round(_BAR * fastest / receipt.step_s)),

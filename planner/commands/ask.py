@@ -28,7 +28,7 @@ from planner.schedule.plan import Plan
 from planner.search.make_plan import GAP, round_up
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
-from planner.units import counted
+from planner.units import counted, format_bytes_down
 from planner.whatif.traced import Traced
 from planner.whatif.ways_to_fit import ways_to_fit
 from planner.whatif.what_helps import Variations, best_of, carried_over, unplanned
@@ -68,7 +68,10 @@ def ask(
             plan, key = _kept(job, problem, plan, cache)
             answer = receipt(plan, problem.chain, hardware, _asked(job), gap=GAP, rated_writes=job.disk_rated_writes)
             answer = replace(
-                answer, plan_key=key, notes=traces.of(job, hardware).notes, least_gpu_budget_bytes=problem.least_bytes()
+                answer,
+                plan_key=key,
+                notes=(*_of_budgets(job, hardware), *traces.of(job, hardware).notes),
+                least_gpu_budget_bytes=problem.least_bytes(),
             )
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
             tell.so_far(answer)
@@ -77,6 +80,18 @@ def ask(
         else:
             answer = _too_large(job, problem, least, traces, tell, helps=helps)
     return replace(answer, answer_s=time.monotonic() - start_s)
+
+
+def _of_budgets(job: Job, hardware: Hardware) -> Iterator[str]:
+    """Notes for the user whose budgets are larger than what the machine has."""
+    for key, budget, room in (
+        ("gpu_budget", job.gpu_budget, hardware.gpu_bytes),
+        ("cpu_budget", job.cpu_budget, hardware.cpu_bytes),
+    ):
+        if budget is not None and budget > room > 0:
+            kind = "GPU" if key == "gpu_budget" else "host"
+            has = f"the {format_bytes_down(room)} of {kind} memory that a job may use of this machine"
+            yield f"{key} {format_bytes_down(budget)} is more than {has}: the plan counts on memory that is not there."
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, cache: Cache | None) -> tuple[Plan, str]:

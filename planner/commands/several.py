@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from planner.cache.store import Cache
 from planner.commands.ask import ask
@@ -39,12 +40,22 @@ def frontier(
     whole = ask(job, hardware, traces=traces, cache=cache, helps=False)
     if whole.status == "infeasible" or whole.least_gpu_budget_bytes is None:
         return [whole]
-    receipts = []
+    receipts: list[Receipt] = []
     for budget in _budgets(whole.least_gpu_budget_bytes, min(whole.gpu_budget_bytes, whole.gpu_peak_bytes)):
         tell.doing(f"{format_bytes_down(budget)} of GPU memory")
         changed = job.model_copy(update={"gpu_budget": budget})
         receipts.append(ask(changed, hardware, traces=traces, cache=cache, helps=False))
-    return [*(receipt for receipt in receipts if receipt.status != "infeasible"), whole]
+    return _never_slower([*(receipt for receipt in receipts if receipt.status != "infeasible"), whole])
+
+
+def _never_slower(receipts: Sequence[Receipt]) -> list[Receipt]:
+    """The receipts, with the plan of less memory where that is faster: it also fits more memory."""
+    found: list[Receipt] = []
+    for receipt in receipts:
+        if found and found[-1].step_s < receipt.step_s:
+            receipt = replace(found[-1], gpu_budget_bytes=receipt.gpu_budget_bytes)
+        found.append(receipt)
+    return found
 
 
 def _budgets(least: int, most: int) -> list[int]:

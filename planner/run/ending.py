@@ -27,13 +27,13 @@ def leaving_on_signals() -> Iterator[None]:
     """A context in which SIGTERM, SIGHUP and SIGINT end the process as `sys.exit` does, so that temporary folders are
     removed. The exit code is 128 plus the signal's number. Only the first signal counts: later ones are ignored until
     the process has ended. Signals that are ignored already, as under nohup, stay ignored."""
-    leaving, report = False, sys.unraisablehook
+    leaving, report, code = False, sys.unraisablehook, 0
 
     def leave(number: int, _: FrameType | None) -> None:
-        nonlocal leaving
+        nonlocal leaving, code
         if not leaving:
-            leaving = True
-            raise _Left(128 + number)
+            leaving, code = True, 128 + number
+            raise _Left(code)
 
     def swallowed(unraisable: sys.UnraisableHookArgs) -> None:
         """Send the signal again a moment later if Python has dropped the exception that it raised. Python drops an
@@ -50,6 +50,10 @@ def leaving_on_signals() -> Iterator[None]:
         sys.unraisablehook = swallowed
     try:
         yield
+    except Exception:
+        if leaving:  # a library has made an error of its own of the exception: highspy a TypeError
+            raise _Left(code) from None
+        raise
     finally:
         if not leaving:
             _restore(before)

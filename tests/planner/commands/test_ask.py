@@ -320,6 +320,14 @@ def test_a_model_that_is_written_in_another_dtype_than_it_computes_in_gets_a_wor
     assert note in ask(job, preset("rtx3060", bf16=True)).notes
 
 
+def test_a_budget_beyond_the_machine_gets_a_word(small: Path) -> None:
+    job = job_of(small, length=64, slices=1)
+    hardware = preset("rtx3060", bf16=True)
+    (note,) = ask(job.model_copy(update={"gpu_budget": 40 * GIB}), hardware, helps=False).notes
+    assert note.startswith("gpu_budget 40.0 GiB is more than the 11.2 GiB of GPU memory that a job may use")
+    assert ask(job.model_copy(update={"gpu_budget": GIB}), hardware, helps=False).notes == ()
+
+
 def test_rows_longer_than_the_models_positions_get_a_word(small: Path) -> None:
     assert beyond_positions(job_of(small, length=2048)) is None
     assert "max_length 2049 is beyond the 2048 positions" in str(beyond_positions(job_of(small, length=2049)))

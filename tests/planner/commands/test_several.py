@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import LlamaConfig
 from offmated.cli.several_view import several
 from planner.codec import to_json
 from planner.commands.kept_traces import Traces
-from planner.commands.several import compare, frontier
+from planner.commands.several import _never_slower, compare, frontier
 from planner.job.schema import Job
 from planner.machine.presets import preset
 from planner.picture.frontier import frontier_page
@@ -72,6 +73,10 @@ def test_the_step_over_gpu_memory_goes_from_the_least_budget_to_the_whole(job: J
     assert budgets[0] == receipts[-1].least_gpu_budget_bytes
     assert all(0 < receipt.gpu_peak_bytes <= receipt.gpu_budget_bytes for receipt in receipts)
     assert len(printed(receipts, frontier=True)) == 3 + len(receipts)
+    assert [r.step_s for r in receipts] == sorted((r.step_s for r in receipts), reverse=True)
+    slow_end = [*receipts[:-1], replace(receipts[-1], step_s=2 * receipts[0].step_s)]
+    assert _never_slower(slow_end)[-1].step_s == receipts[-2].step_s
+    assert _never_slower(slow_end)[-1].gpu_budget_bytes == 2**28
     page = frontier_page(receipts, title="a <model>")
     assert page.count("<circle") == len(receipts) and "<h1>a &lt;model&gt;</h1>" in page
     nothing = frontier(job.model_copy(update={"gpu_budget": 2**20}), machine, traces=Traces())

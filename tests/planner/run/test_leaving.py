@@ -6,6 +6,10 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
+from planner.run.ending import leaving_on_signals
+
 PROGRAM = """
 import os, signal, time, weakref
 from planner.run.ending import leaving_on_signals
@@ -25,3 +29,14 @@ with leaving_on_signals():
 def test_a_signal_that_comes_as_an_object_is_removed_is_not_lost() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=50, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (128 + signal.SIGTERM, "tidied\n", "")
+
+
+def test_a_library_that_makes_an_error_of_its_own_of_the_exception_still_leaves() -> None:
+    with pytest.raises(SystemExit) as left, leaving_on_signals():
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except BaseException:
+            raise TypeError("incompatible function arguments") from None
+    assert left.value.code == 130
+    with pytest.raises(TypeError, match="its own"), leaving_on_signals():
+        raise TypeError("its own")

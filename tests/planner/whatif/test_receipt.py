@@ -175,7 +175,7 @@ def test_what_is_proven_is_said_of_which_best_and_rounded_up(
         (9.9, 0.0, 1.0, "good: "),  # 1.01%, which is not within 1%
         (9.95, 0.0, 1.0, "optimal: "),
         (8.0, 9.6, 0.0, "good: "),  # the better proof counts
-        (9.0, 9.0, 0.01, "rough, because whole tensors do not fit as well as the solver's parts of them: "),
+        (9.0, 9.0, 0.01, "rough, because only whole weights move, where the solver may move any part of them: "),
         (9.0, 10.0, 0.2, "rough, because the solver stopped at the limit of its work: "),
         (9.0, 0.0, 1.0, "rough, because memory is so tight that the solver found no plan, and another method did: "),
     ],
