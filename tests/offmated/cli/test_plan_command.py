@@ -367,7 +367,7 @@ def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_
     assert lines[1] == "It does not fit."
     assert lines[3].startswith("GPU          4.0 MiB for the job; at least ")
     assert any("more of this GPU (--gpu-budget " in line for line in lines)
-    assert any("shorter rows (max_length: 512, " in line for line in lines)
+    assert any("shorter rows" in line and "--set max_length=" in line for line in lines)
 
 
 def test_a_models_own_code_does_not_run_though_somebody_says_yes(shell: Shell) -> None:
