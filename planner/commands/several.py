@@ -14,8 +14,8 @@ from planner.machine.hardware import Hardware
 from planner.reports.receipt import Receipt
 from planner.units import format_bytes_down
 
-_POINTS = 8
-_ROUND_BYTES = 2**27
+_POINTS = 8  # of a frontier, the whole memory among them
+_ROUND_BYTES = 2**27  # budgets between the least and the whole are multiples of this
 
 
 def compare(

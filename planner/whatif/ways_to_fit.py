@@ -29,7 +29,6 @@ _ANY_SIZE = 2**62
 _DEVICE, _HOST = frozenset({"device"}), frozenset({"host"})
 _BOTH = _DEVICE | _HOST
 
-Tell = Callable[[str], None]
 Trace = Callable[[Job], Traced]
 """Gives what a trace of a job's model finds. Raises UserError for a model that cannot be used."""
 
@@ -64,13 +63,14 @@ class _Change:
     keys: Mapping[str, object]
     eases: frozenset[str] = _BOTH
 
-    def with_(self, other: _Change) -> _Change:
+    def together_with(self, other: _Change) -> _Change:
+        """Both changes as one."""
         kind, text = f"{self.kind}+{other.kind}", f"{self.text}, and {other.text}"
         return _Change(kind=kind, text=text, keys={**self.keys, **other.keys}, eases=self.eases | other.eases)
 
 
 def ways_to_fit(
-    job: Job, problem: Problem, traced: Trace, *, runs: bool, tell: Tell = lambda text: None
+    job: Job, problem: Problem, traced: Trace, *, runs: bool, tell: Callable[[str], None] = lambda text: None
 ) -> Iterator[Way]:
     """Changes with which the job fits the budgets as they are, those first that cost the user least: first single
     changes of its keys, then, if none of these is enough, pairs of them; then shorter rows, and a drive.
@@ -90,7 +90,7 @@ def ways_to_fit(
         found.add("clip")
         yield Way(text="no clipping", keys=(("max_grad_norm", 0),), least_bytes=least)
     if not found:
-        pairs = (a.with_(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b))
+        pairs = (a.together_with(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b))
         yield from itertools.islice((way for pair in pairs if (way := trials.way(pair))), 1)
     if trials.short_of_device and "slices" not in found:
         yield from trials.shorter_rows([change for change in singles if change.kind not in found])
@@ -139,8 +139,8 @@ def _drives(job: Job, problem: Problem) -> Iterator[Way]:
     wholly = job.method == "full" and problem.not_in_files is not None and bool(problem.hardware.disk_bytes)
     if wholly and (least := _least(with_all_on_disk(mapped))):
         yield Way(
-            text="weights wholly on the drive, had the model's files them as they are trained (loading these takes "
-            f"memory for all: {problem.not_in_files})",
+            text="weights wholly on the drive, if the model's files had them as they are trained (loading these "
+            f"takes memory for all: {problem.not_in_files})",
             least_bytes=least,
         )
 
@@ -152,7 +152,7 @@ class _Trials:
     job: Job
     problem: Problem
     traced: Trace
-    tell: Tell
+    tell: Callable[[str], None]
     short_of_device: bool = field(init=False)
     short_of_host: bool = field(init=False)
     _tried: dict[str, Problem | None] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class _Trials:
             if job.gradient_accumulation_steps != self.job.gradient_accumulation_steps:
                 keys["gradient_accumulation_steps"] = job.gradient_accumulation_steps
             shorter = _Change(kind="length", text="shorter rows", keys=keys)
-            return functools.reduce(_Change.with_, together, shorter)
+            return functools.reduce(_Change.together_with, together, shorter)
 
         length = job.max_length // 2
         if length < _SHORTEST or not (shortest := self.way(of_length(_SHORTEST))):
