@@ -95,8 +95,8 @@ def test_where_loading_takes_memory_for_all_weights_none_are_there_and_it_is_sai
     told = [str(way) for way in ways_to_fit(job, asked, trace, runs=True)]
     (why,) = (way for way in told if "wholly" in way)
     assert why.startswith(
-        "weights wholly on the drive, if the model's files had them as they are trained (loading these takes memory for "
-        "all: they are in float32, and loaded as bfloat16): at least "
+        "weights wholly on the drive, if the model's files had them as they are trained (loading these takes memory "
+        "for all: they are in float32, and loaded as bfloat16): at least "
     )
     assert not any("wholly" in str(way) for way in ways_to_fit(job, large(), trace, runs=True))
 
