@@ -17,6 +17,7 @@ from planner.graph.interface import BlockCode, Sink
 from planner.graph.joint import Joint, trace_block
 from planner.graph.label import label
 from planner.graph.lifetimes import with_areas_of
+from planner.graph.loss_by_rows import by_rows, logits_by_rows
 from planner.graph.own_code import tried_on_cpu
 from planner.graph.recipes import EAGER, RECIPES, Recipe, recipe_of
 from planner.graph.result import Result
@@ -41,6 +42,7 @@ __all__ = [
     "Result",
     "Sink",
     "ask_allocator",
+    "by_rows",
     "check_chunked",
     "chunk_rows",
     "depends_on_data",
@@ -51,6 +53,7 @@ __all__ = [
     "keep_device_guard",
     "label",
     "let_go",
+    "logits_by_rows",
     "loss_of",
     "loss_only",
     "make_pairs",

@@ -126,6 +126,8 @@ class Pair(BlockCode):
         self.interface_bytes = joint.input_bytes[self.interface] if self.interface is not None else 0
         self.saved_bytes = storages.saved_bytes(on_device)
         self.output_bytes = storages.saved_bytes(joint.outputs)
+        kept = {s for n in self.saved for s in storages.of[n]}
+        self.gives_outputs_away = all(storages.own(n) and kept.isdisjoint(storages.of[n]) for n in joint.outputs)
         self.backward_weights = tuple(joint.param_names[i] for i in self.backward_primals if i < self.n_params)
 
         self.primal_values = [n.meta["val"] if n is not None else None for n in self.primals]

@@ -9,7 +9,6 @@ from plain PyTorch's.
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
@@ -20,6 +19,7 @@ from torch.nn import functional as F
 
 from planner.errors import UserError
 from planner.graph.call import FrameCall, Given
+from planner.graph.deferred_logits import CrossEntropy, DeferredLogits, Elementwise
 from planner.graph.interface import BlockCode
 from planner.graph.result import Mappings
 
@@ -27,13 +27,7 @@ _FROZEN_ROWS = 256
 """The most rows in a chunk if the head's weight is frozen. A matrix product with 256 rows does 256 FLOPs for each byte
 of a 16-bit weight; an RTX 4090 does 164 in the time in which it reads a byte."""
 
-Elementwise = Callable[[Tensor], Tensor]
 Sink = Callable[[str, Tensor], None]
-
-_ELEMENTWISE = frozenset(
-    {"float", "to", "type", "contiguous", "clone", "tanh", "mul", "__mul__", "__rmul__", "div", "__truediv__"}
-)
-_FACTS = frozenset({"__get__", "size", "dim", "ndimension", "__len__", "is_floating_point", "numel", "stride"})
 
 
 class Loss(Protocol):
@@ -46,87 +40,48 @@ class Loss(Protocol):
     ) -> Tensor: ...
 
 
-class ChunkedLogits(torch.Tensor):
-    """Logits [..., vocabulary] that have no data, only the head's input `hidden` [..., width] from which they follow.
-    `post`: the elementwise operations applied to them so far. `loss`: the function that computes their loss. Raises
-    UserError "loss-not-in-chunks" for any use that cannot be computed in chunks."""
+class ChunkedLogits(DeferredLogits):
+    """Logits [..., vocabulary] that follow from the head's input `source` [..., width]. `loss`: the function that
+    computes their loss. Raises UserError "loss-not-in-chunks" for any use that cannot be computed in chunks."""
 
-    hidden: Tensor
-    post: tuple[Elementwise, ...]
     loss: Loss
 
     @staticmethod
-    def of(
-        hidden: Tensor, vocabulary: int, loss: Loss, dtype: torch.dtype, post: tuple[Elementwise, ...] = ()
-    ) -> ChunkedLogits:
-        """Logits without data for the head's input `hidden` [..., width]. `dtype`: the dtype of the logits after the
-        operations `post`."""
-        make = cast(Any, torch.Tensor)._make_wrapper_subclass
-        logits = make(ChunkedLogits, (*hidden.shape[:-1], vocabulary), dtype=dtype, device=hidden.device)
-        logits.hidden, logits.post, logits.loss = hidden, post, loss
-        return cast(ChunkedLogits, logits)
+    def of(hidden: Tensor, vocabulary: int, loss: Loss) -> ChunkedLogits:
+        """Logits for the head's input `hidden` [..., width]."""
+        logits = ChunkedLogits._make(hidden, vocabulary, hidden.dtype)
+        logits.loss = loss
+        return logits
 
-    def _like(self, hidden: Tensor) -> ChunkedLogits:
-        return ChunkedLogits.of(hidden, self.shape[-1], self.loss, self.dtype, self.post)
+    def after(
+        self, step: Elementwise, source: Tensor, dtype: torch.dtype, post: Sequence[Elementwise]
+    ) -> ChunkedLogits:
+        logits = ChunkedLogits._make(source, self.shape[-1], dtype, post)
+        logits.loss = self.loss
+        return logits
+
+    def cross_entropy(self, loss: CrossEntropy) -> Tensor:
+        if not loss.plain:
+            raise _refused("cross_entropy with weights or smoothing")
+        if loss.reduction not in ("sum", "mean"):
+            raise _refused(f"cross_entropy with reduction {loss.reduction}")
+        total = self.loss(self.source, self.post, loss.target, loss.ignore_index)
+        return total if loss.reduction == "sum" else total / (loss.target != loss.ignore_index).sum()
 
     @classmethod
-    def __torch_function__(
-        cls, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs, name = dict(kwargs or {}), getattr(function, "__name__", str(function))
-        me = args[0] if args else None
-        with torch._C.DisableTorchFunctionSubclass():
-            if name in _FACTS:
-                return function(*args, **kwargs)
-            if not isinstance(me, ChunkedLogits):
-                raise _refused(name)
-            others, width = args[1:], me.hidden.shape[-1]
-            if name in _ELEMENTWISE and not any(torch.is_tensor(value) for value in (*others, *kwargs.values())):
-                step = functools.partial(_apply, function, tuple(others), kwargs)
-                dtype = step(torch.empty(1, dtype=me.dtype, device="meta")).dtype
-                return ChunkedLogits.of(me.hidden, me.shape[-1], me.loss, dtype, (*me.post, step))
-            if name in ("view", "reshape"):
-                shape = others[0] if len(others) == 1 and isinstance(others[0], (tuple, list, torch.Size)) else others
-                if shape[-1] == me.shape[-1]:
-                    return me._like(me.hidden.reshape(*shape[:-1], width))
-            if name == "flatten" and me.dim() == 3 and tuple(others) == (0, 1):
-                return me._like(me.hidden.flatten(0, 1))
-            if name == "cross_entropy" and me.dim() == 2:
-                return _cross_entropy(me, *others, **kwargs)
-        raise _refused(name)
+    def other_use(cls, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        raise _refused(getattr(function, "__name__", str(function)))
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         raise _refused(str(function))
 
 
-def _apply(function: Any, others: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor) -> Tensor:
-    return cast(Tensor, function(value, *others, **kwargs))
-
-
-def _cross_entropy(
-    logits: ChunkedLogits,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: bool | None = None,
-    ignore_index: int = -100,
-    reduce: bool | None = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
-) -> Tensor:
-    if weight is not None or size_average is not None or reduce is not None or label_smoothing:
-        raise _refused("cross_entropy with weights or smoothing")
-    if reduction not in ("sum", "mean"):
-        raise _refused(f"cross_entropy with reduction {reduction}")
-    total = logits.loss(logits.hidden, logits.post, target, ignore_index)
-    return total if reduction == "sum" else total / (target != ignore_index).sum()
-
-
 def weighted_cross_entropy(logits: Tensor, target: Tensor, shares: Tensor, ignored: int) -> Tensor:
     """The sum over rows of cross entropy times share, in fp32. `logits` [rows, vocabulary] may be `ChunkedLogits`;
     `target` and `shares` are [rows]. Rows whose target is `ignored` have no loss."""
     if isinstance(logits, ChunkedLogits):
-        return logits.loss(logits.hidden, logits.post, target, ignored, shares)
+        return logits.loss(logits.source, logits.post, target, ignored, shares)
     return (F.cross_entropy(logits, target, ignore_index=ignored, reduction="none") * shares).sum()
 
 
@@ -169,7 +124,7 @@ def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits
                 total += _chunk_loss(F.linear(rows[chunk], *parameters), post, target, ignored, shares, chunk)
             return total
 
-        return ChunkedLogits.of(hidden, weight.shape[0], loss, hidden.dtype)
+        return ChunkedLogits.of(hidden, weight.shape[0], loss)
 
     return forward
 
@@ -215,7 +170,7 @@ class ChunkedHead(FrameCall, ABC):
         self.anchor = anchor
         self.keep(tensors, anchor)
         hidden = tensors[0].detach()
-        return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss, hidden.dtype)
+        return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss)
 
     def _loss(
         self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None

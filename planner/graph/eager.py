@@ -38,6 +38,7 @@ class EagerPair(BlockCode):
     reason = ""
     moves = False  # results are copied to the place that the plan has for them, out of the area of all other tensors
     changes_buffers = False  # whether a measured run has changed a buffer
+    gives_outputs_away = False
     _begun: tuple[int, ...] = ()  # arguments whose gradients others have partly computed
     output_bytes = forward_peak = 0
     _work: tuple[Sequence[Work], Sequence[Work]] = (), ()

@@ -31,6 +31,7 @@ class BlockCode(ABC):
                            outputs, then the parts of arguments' gradients that other readers have computed before
     saved_bytes            device bytes of what forward hands to backward (weights, buffers and inputs not counted)
     output_bytes           bytes of the outputs
+    gives_outputs_away     whether the outputs' memory is theirs alone, so that who gets them may overwrite them
     forward_peak           most bytes alive in forward above its start, outputs and saved tensors included
     backward_peak[first]   most bytes alive in backward above its start (where the saved tensors exist already).
                            True: for the first micro-batch of a step, whose weight gradients become the sums and are
@@ -58,6 +59,7 @@ class BlockCode(ABC):
     tangent_values: Sequence[Tensor]
     saved_bytes: int
     output_bytes: int
+    gives_outputs_away: bool
     forward_peak: int
     backward_peak: Mapping[bool, int]
     interface: int | None

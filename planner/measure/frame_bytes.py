@@ -26,6 +26,7 @@ from planner.graph import (
     BlockNames,
     EagerPair,
     Joint,
+    by_rows,
     flatten_call,
     mappings_of,
     run_slice,
@@ -286,8 +287,9 @@ class _Run:
             raise not_profiled(f"the block {name} is given one tensor twice")
         self.calls[index] = call
         result = call.enter(tensors, mappings_of(args, kwargs), self.anchor)
-        if index != self.head:  # the head goes on until its backward is done
-            self.leave("F", index)
+        if index == self.head:  # it goes on until its backward is done
+            return by_rows(result, pairs[0])
+        self.leave("F", index)
         return result
 
     def reads(self, name: str, parameter: Tensor) -> None:

@@ -29,6 +29,7 @@ from planner.graph import (
     BlockNames,
     EagerPair,
     Recipe,
+    by_rows,
     flatten_call,
     make_pairs,
     mappings_of,
@@ -317,4 +318,4 @@ class _Run:
             chunked = self.calls[index] = _ChunkedHead(self.shared, module, (pair,), tensors, self.chunk_rows)
             return chunked.enter(tensors, mappings, self.anchor)
         whole = self.calls[index] = _Head(self.shared, name, module, (pair,), tensors)
-        return whole.enter(tensors, mappings, self.anchor)
+        return by_rows(whole.enter(tensors, mappings, self.anchor), pair)

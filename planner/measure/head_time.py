@@ -20,6 +20,7 @@ from planner.graph import (
     BlockNames,
     ChunkedHead,
     Sink,
+    by_rows,
     flatten_call,
     items_for,
     mappings_of,
@@ -109,7 +110,8 @@ class _Run:
         else:
             call = _Head(pair, tensors, self.given, module, self.sink)
         self.calls[index] = call
-        return call.enter(tensors, mappings_of(args, kwargs), self.anchor)
+        result = call.enter(tensors, mappings_of(args, kwargs), self.anchor)
+        return by_rows(result, pair) if isinstance(call, _Head) else result
 
 
 class _Silent(BlockCall):

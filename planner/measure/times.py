@@ -126,10 +126,11 @@ def works_of(pairs: Pairs, head: str) -> tuple[OptionWork, ...]:
 
 
 def _loss_work(pair: BlockCode) -> tuple[Work, ...]:
-    """The work of cross entropy: conversion to fp32, log-softmax, and the backward of both, each reading and writing
-    the logits once."""
+    """The work of cross entropy: conversion to fp32 and log-softmax, both again for backward (`loss_by_rows`), and the
+    backward of both. Each reads and writes the logits once."""
     logits = pair.output_values[0]
-    return tuple(Work(0, logits.numel() * (4 + size)) for size in (logits.element_size(), 4, 4, logits.element_size()))
+    size = logits.element_size()
+    return tuple(Work(0, logits.numel() * (4 + other)) for other in (size, 4, size, 4, 4, size))
 
 
 def measure_pairs(pairs: Pairs, device: torch.device, estimate: Times, *, adds: bool) -> tuple[OptionTimes, ...]:

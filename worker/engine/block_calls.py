@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from planner.graph import EAGER, BlockCall, BlockCode, ChunkedHead, Recipe, loss_only, recipe_of
+from planner.graph import EAGER, BlockCall, BlockCode, ChunkedHead, Recipe, logits_by_rows, loss_only, recipe_of
 from planner.graph.call import Given
 from planner.schedule.chain import Chain
 from planner.schedule.items import Item
@@ -83,14 +83,18 @@ class ModelBlock:
 
     @contextlib.contextmanager
     def loss_forward(self) -> Iterator[None]:
-        """A context in which calls of the block's module run its own forward, or, for a head whose loss is computed in
-        chunks of rows, `loss_only`."""
+        """A context in which calls of the block's module run its own forward for a loss without gradients. The head's
+        logits come in the form whose loss takes the least memory."""
         with self.own_forward():
-            if not self.chunk_rows:
+            if not self.last:
                 yield
                 return
-            before = self.module.__dict__.get("forward")
-            self.module.__dict__["forward"] = loss_only(self.module, self.chunk_rows)
+            before, own = self.module.__dict__.get("forward"), self.module.forward
+            self.module.__dict__["forward"] = (
+                loss_only(self.module, self.chunk_rows)
+                if self.chunk_rows
+                else lambda *args, **kwargs: logits_by_rows(own(*args, **kwargs))
+            )
             try:
                 yield
             finally:

@@ -19,6 +19,7 @@ from planner.graph import (
     EagerPair,
     Joint,
     Pair,
+    by_rows,
     depends_on_data,
     flatten_call,
     label,
@@ -150,7 +151,7 @@ class Rounds:
         with label(self._labels[turn.op.stage]):
             result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)
         self._check_bytes(block)
-        return result
+        return by_rows(result, code) if block.last else result
 
     def _check_bytes(self, block: ModelBlock) -> None:
         """Raise UserError "block-depends-on-data" where own code has needed more than the plan has room for."""

@@ -253,7 +253,7 @@ def test_a_soft_cap_is_applied_chunk_by_chunk():
         return value.sum()
 
     hidden = torch.arange(8.0).view(1, 2, 4)
-    logits = ChunkedLogits.of(hidden, 6, loss, torch.float32)
+    logits = ChunkedLogits.of(hidden, 6, loss)
     capped = torch.tanh(logits / 3.0) * 3.0
     assert (capped.shape, capped.dtype) == ((1, 2, 6), torch.float32)
     nn.functional.cross_entropy(capped.float().view(-1, 6), torch.zeros(2, dtype=torch.int64), reduction="sum")
