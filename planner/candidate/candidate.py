@@ -101,11 +101,12 @@ def at_home(chain: Chain, tensor: Tensor, clip: bool) -> TensorSchedule:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
     """A candidate for the plan: an option name per block and a schedule per tensor. `source`: the method that proposed
-    it."""
+    it. `copy_turns`: that of `Plan`."""
 
     options: tuple[str, ...]
     schedules: tuple[TensorSchedule, ...]
     source: str
+    copy_turns: int = 1
 
 
 WORDS = ("prefetch", "offload", "evict", "cpu_update", "gpu_update", "states_update")
@@ -195,6 +196,7 @@ def assemble(chain: Chain, candidate: Candidate, *, slices: int, clip: bool, rou
         slices=slices,
         rounds=rounds,
         clip=clip,
+        copy_turns=candidate.copy_turns,
         source=candidate.source,
     )
 

@@ -59,17 +59,20 @@ def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
     """Two maps from a turn number (a turn is one block's run on one slice) to offloaded activations, as pairs (item,
     bytes): those fetched before that turn, and those released after it.
 
-    Activations are released one turn after the forward that made them and fetched one turn before the backward that
-    reads them, so that the copies overlap with the computation of that turn.
+    Activations are released `plan.copy_turns` turns after the forward that made them, and fetched so many turns before
+    the backward that reads them. So the copies overlap with the computation of these turns. For those on disk, whose
+    slots in host memory are few, it is one turn.
     """
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[Item, int]]] = {}
     free: dict[int, list[tuple[Item, int]]] = {}
     for index, block in enumerate(chain.blocks[:-1]):
-        size = block.option(plan.options[index]).offloaded_bytes
-        for k in range(plan.slices) if size else ():
+        option = block.option(plan.options[index])
+        for k in range(plan.slices) if option.offloaded_bytes else ():
             forward = numbers[f"F{index}"] * plan.slices + k
             backward = numbers[f"B{index}"] * plan.slices + k
-            free.setdefault(forward + 1, []).append((Item.activations(index, k), size))
-            back.setdefault(max(forward + 2, backward - 1), []).append((Item.activations(index, k), size))
+            turns = 1 if option.on_disk else min(plan.copy_turns, backward - forward - 1)
+            moved = Item.activations(index, k), option.offloaded_bytes
+            free.setdefault(forward + turns, []).append(moved)
+            back.setdefault(max(forward + turns + 1, backward - turns), []).append(moved)
     return back, free

@@ -104,11 +104,12 @@ class Plan:
     """All that a training step does, as data. A step has `rounds` × `slices` micro-batches.
 
     `options[i]`: the name of block i's `Option`. `resident`: the items on the device when a step begins. `clip`:
-    updates depend on the global norm of the gradients. `offsets`: byte offsets of tensors in the device's memory, in
-    the order of `planner.schedule.places.Spans`; empty if tensors have no fixed places. `step_s`: seconds of the
-    simulated step. `lp_step_s`: the solver's objective before rounding, in seconds. `bound_s`: a lower bound in seconds
-    for any schedule. `solver_gap`: the solver's own gap (0.01 = 1%). `source`: the method that proposed the chosen
-    candidate.
+    updates depend on the global norm of the gradients. `copy_turns`: for how many turns (one block's run on one slice)
+    offloaded activations are copied, at least 1 (`planner.schedule.activation_turns`). `offsets`: byte offsets of
+    tensors in the device's memory, in the order of `planner.schedule.places.Spans`; empty if tensors have no fixed
+    places. `step_s`: seconds of the simulated step. `lp_step_s`: the solver's objective before rounding, in seconds.
+    `bound_s`: a lower bound in seconds for any schedule. `solver_gap`: the solver's own gap (0.01 = 1%). `source`: the
+    method that proposed the chosen candidate.
     """
 
     stages: tuple[Stage, ...]
@@ -117,6 +118,7 @@ class Plan:
     slices: int = 1
     rounds: int = 1
     clip: bool = False
+    copy_turns: int = 1
     step_s: float = 0.0
     lp_step_s: float = 0.0
     bound_s: float = 0.0
@@ -131,8 +133,9 @@ class Plan:
     def __post_init__(self) -> None:
         if tuple((s.direction, s.block) for s in self.stages) != stage_order(len(self.options)):
             raise ValueError(f"{len(self.options)} blocks have stages F0 … H … B0, got {[s.name for s in self.stages]}")
-        if self.slices < 1 or self.rounds < 1:
-            raise ValueError(f"rounds × slices are {self.rounds} × {self.slices}; each is at least 1")
+        if min(self.slices, self.rounds, self.copy_turns) < 1:
+            counts = f"{self.rounds} × {self.slices}, copied for {self.copy_turns} turns"
+            raise ValueError(f"rounds × slices are {counts}; each is at least 1")
 
     def ahead(self) -> frozenset[str]:
         """Names of the tensors that the CPU updates before the gradient norm is known: with clipping, all those that it

@@ -28,12 +28,14 @@ _FIRST = (Manner(overtake=True), Manner(ahead=0.3))
 _NEXT = tuple(Manner(ahead=ahead, overtake=overtake) for ahead in (1.0, 2.0, 0.6) for overtake in (False, True))
 _LIGHT = 3_500  # operations: for n operations, (_LIGHT / n) ** 2 changes are tried
 _TRIES = 300  # at most
+_COPY_TURNS = (2, 3)
 
 
 def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -> Evaluation:
     """Return the fastest variant found of a candidate plan (`seen`), evaluated; `seen` itself where none is faster. It
     fits the budgets. The search ends when a step takes at most `goal_s` seconds; random changes already end at `near_s`
     seconds."""
+    seen = _with_longer_copies(setting, seen, goal_s)
     if setting.rounds == 1:
         seen = _decided(setting, _played(setting, seen, goal_s), near_s)
     return _moved(setting, seen, goal_s)
@@ -46,6 +48,16 @@ def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
     if not seen.fits:
         seen = evaluate(setting, tightened(setting.chain, candidate, seen.room_bytes))
     return seen if seen.fits else None
+
+
+def _with_longer_copies(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
+    """Return the best of the candidate and those in which activations are copied for more turns: the device waits less
+    for the copies, and needs more memory."""
+    chosen = zip(setting.chain.blocks, best.candidate.options, strict=True)
+    for turns in _COPY_TURNS if any(block.option(name).offloaded_bytes for block, name in chosen) else ():
+        if best.step_s > goal_s:
+            best = _better(best, _fitted(setting, replace(best.candidate, copy_turns=turns)))
+    return best
 
 
 def _play(setting: Setting, start: Evaluation, manner: Manner, before: set[Candidate]) -> Evaluation | None:

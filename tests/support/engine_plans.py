@@ -135,8 +135,10 @@ def streaming_plan(chain: Chain, *, slices: int = 1, clip: bool = False) -> Plan
     return make_plan(chain, lines, options=tuple(options), resident=kept, slices=slices, rounds=1, clip=clip)
 
 
-def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, rounds: int = 1, clip: bool = False) -> Plan:
-    """Everything stays on the device and is updated there."""
+def resident_plan(
+    chain: Chain, *, option: str = "keep", slices: int = 1, rounds: int = 1, clip: bool = False, copy_turns: int = 1
+) -> Plan:
+    """All weights and states stay on the device and are updated there. `copy_turns`: for offloaded activations."""
     users, last = chain.users(), len(chain.blocks) - 1
     trained = [t.name for t in chain.tensors() if t.trainable]
     lines: dict[str, dict[str, list[str]]] = {}
@@ -147,7 +149,8 @@ def resident_plan(chain: Chain, *, option: str = "keep", slices: int = 1, rounds
         lines[f"{direction}{index}"] = {"gpu_update": done, "evict": [Item.gradient(n) for n in done]}
     options = tuple(option if any(o.name == option for o in b.options) else b.options[0].name for b in chain.blocks)
     resident = [*map(Item.weight, users), *map(Item.states, trained)]
-    return make_plan(chain, lines, options=options, resident=resident, slices=slices, rounds=rounds, clip=clip)
+    rest = {"slices": slices, "rounds": rounds, "clip": clip, "copy_turns": copy_turns}
+    return make_plan(chain, lines, options=options, resident=resident, **rest)
 
 
 def add(line: dict[str, list[str]], **lists: list[str]) -> None:
@@ -155,13 +158,13 @@ def add(line: dict[str, list[str]], **lists: list[str]) -> None:
         line[field] = [*line.get(field, ()), *items]
 
 
-def make_plan(chain, lines, *, options, resident, slices, rounds, clip) -> Plan:
-    """A plan that `verify` accepts, with a budget of its peak."""
+def make_plan(chain, lines, *, options, resident, **rest) -> Plan:
+    """A plan that `verify` accepts, with a budget of its peak. `rest`: fields of the plan."""
     stages = tuple(
         Stage(direction=d, block=i, **{k: tuple(v) for k, v in lines.get(f"{d}{i}", {}).items()})
         for d, i in stage_order(len(options))
     )
-    plan = Plan(stages=stages, options=options, resident=tuple(resident), slices=slices, rounds=rounds, clip=clip)
+    plan = Plan(stages=stages, options=options, resident=tuple(resident), **rest)
     program = compile_program(plan, chain)
     verify(program, chain)
     return replace(plan, gpu_budget_bytes=gpu_peak_bytes(program, chain))

@@ -61,6 +61,17 @@ def test_each_option_alone_equals_plain_pytorch_bitwise(make, name, option):
     assert_same_state(engine, plain)
 
 
+@pytest.mark.parametrize(("copy_turns", "slices", "rounds"), [(2, 1, 1), (2, 2, 2), (3, 3, 1), (9, 1, 1)])
+def test_activations_that_are_copied_for_several_turns_change_no_bit(make, copy_turns, slices, rounds):
+    shape = {"slices": slices, "rounds": rounds, "option": "offload-all", "copy_turns": copy_turns, "metered": True}
+    engine, plain = make("llama", resident_plan, dtype=torch.bfloat16, **shape)
+    assert_same(run(engine, range(3), slices * rounds), run(plain, range(3), slices * rounds))
+    assert_same_state(engine, plain)
+    batches, rest = data(3, slices * rounds)
+    predicted = gpu_peak_bytes(compile_program(engine.plan, engine.chain), engine.chain)
+    assert 0.98 * predicted <= engine.step(batches, learning_rate=1e-3, **rest).peak_bytes <= predicted
+
+
 @pytest.mark.parametrize("plan_of", [mixed_plan, resident_plan], ids=["mixed", "resident"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 def test_saving_and_loading_in_the_middle_changes_no_bit(make, dtype, plan_of):

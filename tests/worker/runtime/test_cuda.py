@@ -87,6 +87,11 @@ def test_a_resident_plan_equals_plain_pytorch_bitwise(name, slices, clip):
     assert_equals_plain_pytorch(name, resident_plan, slices=slices, clip=clip)
 
 
+def test_activations_that_are_copied_for_two_turns_come_back_whole():
+    offload = functools.partial(resident_plan, option="offload-all", copy_turns=2)
+    assert_equals_plain_pytorch("llama", offload, slices=2, steps=3)
+
+
 @pytest.mark.gpu(real=True)  # PyTorch's kernels for CUDA
 @pytest.mark.parametrize(
     ("name", "backend"), [("gpt2", "EFFICIENT_ATTENTION"), ("llama", "FLASH_ATTENTION"), ("llama", None)]
