@@ -66,7 +66,7 @@ def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[Item, int]]] = {}
     free: dict[int, list[tuple[Item, int]]] = {}
-    for index, block in enumerate(chain.blocks[:-1]):
+    for index, block in reversed(list(enumerate(chain.blocks[:-1]))):  # what is needed first is fetched first
         option = block.option(plan.options[index])
         for k in range(plan.slices) if option.offloaded_bytes else ():
             forward = numbers[f"F{index}"] * plan.slices + k

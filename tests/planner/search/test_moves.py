@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +14,7 @@ from planner.candidate.evaluate import evaluate
 from planner.candidate.setting import Budgets, Setting
 from planner.greedy.streaming import PROFILES, profile, streamed
 from planner.machine.hardware import Hardware
+from planner.schedule.activation_turns import activation_turns
 from planner.schedule.chain import Chain
 from planner.schedule.compile import compile_program, order_program
 from planner.schedule.memory_use import gpu_peak_bytes, gpu_usage
@@ -173,3 +175,42 @@ def test_single_tensors_get_other_fates_as_long_as_the_step_gets_shorter() -> No
     verify(compile_program(after.plan, chain), chain)
     assert after.step_s < 0.9 * before.step_s
     assert _decided(setting, before, near_s=before.step_s) is before
+
+
+def every_other_layer_offloaded(*, layers: int, gpu_bytes: int) -> tuple[Setting, Candidate]:
+    """A copy of 500 bytes lasts 0.5 s, a layer's forward 0.4 s: over two layers there is time for one copy."""
+    chain = small.chain(layers)
+    blocks = [replace(b, options=tuple(replace(o, forward_s=0.4) for o in b.options)) for b in chain.blocks]
+    chain = replace(chain, blocks=tuple(blocks))
+    budgets = Budgets(gpu_bytes=gpu_bytes, cpu_bytes=10**6)
+    setting = Setting(chain=chain, hardware=small.HARDWARE, budgets=budgets, slices=1, clip=False)
+    options = ("keep", *("offload" if i % 2 else "recompute" for i in range(layers)), "keep")
+    schedules = tuple(at_home(chain, t, False) for t in chain.tensors())
+    return setting, Candidate(options=options, schedules=schedules, source="test")
+
+
+def test_activations_are_copied_for_longer_where_that_is_faster_and_fits() -> None:
+    setting, candidate = every_other_layer_offloaded(layers=8, gpu_bytes=10**6)
+    before = evaluate(setting, candidate)
+    after = improved(setting, before, 0.0, before.step_s)
+    assert after.candidate.copy_turns == 2
+    assert round(before.step_s - after.step_s, 6) == 0.3, "three copies to the host were each 0.1 s longer than a turn"
+    tight, _ = every_other_layer_offloaded(layers=8, gpu_bytes=10**6 - min(before.room_bytes))
+    assert improved(tight, evaluate(tight, candidate), 0.0, before.step_s).candidate.copy_turns == 1
+
+
+def test_copied_activations_are_gone_before_they_come_back_and_are_there_for_their_backward() -> None:
+    for layers, slices, turns in itertools.product((1, 2, 5), (1, 3), (1, 2, 3, 20)):
+        chain = small.chain(layers)
+        options = ("keep", *["offload"] * layers, "keep")
+        schedules = tuple(at_home(chain, t, False) for t in chain.tensors())
+        candidate = Candidate(options=options, schedules=schedules, source="test", copy_turns=turns)
+        plan = assemble(chain, candidate, slices=slices, clip=False)
+        back, free = ({item: n for n, items in at.items() for item, _ in items} for at in activation_turns(plan, chain))
+        assert len(back) == len(free) == layers * slices
+        for item, released in free.items():
+            block, k = (int(part) for part in item.partition(":")[2].split("."))
+            forward, backward = block * slices + k, (2 * (layers + 1) - block) * slices + k
+            assert forward < released < back[item] <= backward
+            assert min(turns, backward - forward - 1) == released - forward
+        verify(compile_program(plan, chain), chain)
