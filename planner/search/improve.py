@@ -38,6 +38,7 @@ def improved(setting: Setting, seen: Evaluation, goal_s: float, near_s: float) -
     seen = _with_longer_copies(setting, seen, goal_s)
     if setting.rounds == 1:
         seen = _decided(setting, _played(setting, seen, goal_s), near_s)
+        seen = _with_longer_copies(setting, seen, goal_s)  # what else is waited for is less now
     return _moved(setting, seen, goal_s)
 
 
@@ -51,11 +52,13 @@ def _fitted(setting: Setting, candidate: Candidate) -> Evaluation | None:
 
 
 def _with_longer_copies(setting: Setting, best: Evaluation, goal_s: float) -> Evaluation:
-    """Return the best of the candidate and those in which activations are copied for more turns: the device waits less
-    for the copies, and needs more memory."""
+    """Return the best of the candidate and those in which activations are copied for more turns, up to a whole stage:
+    the device waits less for the copies, and needs more memory."""
     chosen = zip(setting.chain.blocks, best.candidate.options, strict=True)
-    for turns in _COPY_TURNS if any(block.option(name).offloaded_bytes for block, name in chosen) else ():
-        if best.step_s > goal_s:
+    if not any(block.option(name).offloaded_bytes for block, name in chosen):
+        return best
+    for turns in (*_COPY_TURNS, setting.slices):
+        if best.step_s > goal_s and turns > best.candidate.copy_turns:
             best = _better(best, _fitted(setting, replace(best.candidate, copy_turns=turns)))
     return best
 
