@@ -22,10 +22,13 @@ from planner.graph.deferred_logits import CrossEntropy, DeferredLogits, Elementw
 from planner.graph.interface import BlockCode
 
 _ELEMENTS = 1 << 24
-"""Logits that are converted at a time: 64 MiB in fp32. A card computes on them for longer than their operations take to
-be issued."""
+"""The fewest logits that are converted at a time: 64 MiB in fp32. A card computes on them for longer than their
+operations take to be issued."""
 
-_ROWS = 64
+_TURNS = 64
+"""All rows are done in about so many turns at most. What one turn needs is then an eighth of the logits' own memory."""
+
+_MULTIPLE = 64
 """Rows are converted in multiples of this, so that each row begins at the same alignment as in one piece: vectorized
 sums depend on it."""
 
@@ -188,5 +191,5 @@ def _log_softmax(logits: Tensor, post: Sequence[Elementwise]) -> Tensor:
 
 
 def _slices(rows: int, vocabulary: int) -> list[slice]:
-    count = max(_ELEMENTS // vocabulary // _ROWS, 1) * _ROWS
+    count = _MULTIPLE * max(_ELEMENTS // vocabulary // _MULTIPLE, -(-rows // (_TURNS * _MULTIPLE)), 1)
     return [slice(start, start + count) for start in range(0, rows, count)]
