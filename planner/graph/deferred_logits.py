@@ -22,6 +22,7 @@ _ELEMENTWISE = frozenset(
     {"float", "to", "type", "contiguous", "clone", "tanh", "mul", "__mul__", "__rmul__", "div", "__truediv__"}
 )
 _FACTS = frozenset({"__get__", "size", "dim", "ndimension", "__len__", "is_floating_point", "numel", "stride"})
+_VALUES = frozenset({"data", "T", "mT", "H", "mH", "real"})  # attributes that are no facts about the logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,9 @@ class DeferredLogits(torch.Tensor):
         return cast(Self, logits)
 
     @abstractmethod
-    def after(self, step: Elementwise, source: Tensor, dtype: torch.dtype, post: Sequence[Elementwise]) -> Self:
+    def after(self, step: Elementwise, source: Tensor, dtype: torch.dtype, post: Sequence[Elementwise]) -> Tensor:
         """These logits after the operation `step`, which changes no number's place in its row: they follow from
-        `source` and have dtype `dtype` after the operations `post`."""
+        `source` and have dtype `dtype` after the operations `post`. Deferred too, where that is possible."""
 
     @abstractmethod
     def cross_entropy(self, loss: CrossEntropy) -> Tensor:
@@ -82,18 +83,21 @@ class DeferredLogits(torch.Tensor):
         kwargs, name = dict(kwargs or {}), getattr(function, "__name__", str(function))
         me = args[0] if args else kwargs.get("input")
         with torch._C.DisableTorchFunctionSubclass():
-            if name in _FACTS:
+            if name in _FACTS and (name != "__get__" or attribute(function) not in _VALUES):
                 return function(*args, **kwargs)
             if not isinstance(me, cls):
                 return cls.other_use(function, args, kwargs)
             others, width = args[1:], me.source.shape[-1]
             step = functools.partial(_apply, function, tuple(others), kwargs)
             if name in _ELEMENTWISE and not any(torch.is_tensor(value) for value in (*others, *kwargs.values())):
-                dtype = step(torch.empty(1, dtype=me.dtype, device="meta")).dtype
-                return me.after(step, me.source, dtype, (*me.post, step))
+                none = torch.empty(0, dtype=me.dtype, device=me.device)
+                if (like := step(none)) is none and me.source.is_contiguous():
+                    return me
+                if torch.is_tensor(like) and like.device == me.device:
+                    return me.after(step, me.source, like.dtype, (*me.post, step))
             if name in ("view", "reshape"):
                 shape = others[0] if len(others) == 1 and isinstance(others[0], (tuple, list, torch.Size)) else others
-                if shape[-1] == me.shape[-1]:
+                if shape and shape[-1] == me.shape[-1]:
                     return me.after(step, me.source.reshape(*shape[:-1], width), me.dtype, me.post)
             if name == "flatten" and me.dim() == 3 and tuple(others) == (0, 1):
                 return me.after(step, me.source.flatten(0, 1), me.dtype, me.post)
@@ -101,6 +105,11 @@ class DeferredLogits(torch.Tensor):
                 kwargs.pop("input", None)
                 return me.cross_entropy(CrossEntropy(*others, **kwargs))
             return cls.other_use(function, args, kwargs)
+
+
+def attribute(getter: Any) -> str:
+    """The name of the attribute that `getter` reads, "" if it is no attribute's getter."""
+    return str(getattr(getattr(getter, "__self__", None), "__name__", ""))
 
 
 def _apply(function: Any, others: Sequence[Any], kwargs: Mapping[str, Any], value: Tensor) -> Tensor:

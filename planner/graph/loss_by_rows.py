@@ -9,16 +9,17 @@ row's gradient over its logits.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planner.errors import UserError
-from planner.graph.deferred_logits import CrossEntropy, DeferredLogits, Elementwise
+from planner.graph.deferred_logits import CrossEntropy, DeferredLogits, Elementwise, attribute
 from planner.graph.interface import BlockCode
 
 _ELEMENTS = 1 << 24
@@ -52,51 +53,60 @@ def logits_by_rows(logits: Tensor) -> Tensor:
 class _Readers:
     """Who reads the head's logits, shared by all `RowLogits` that follow from them. `count`: how many operations have
     read them. `by_rows`: a loss has been computed by rows; `in_one_piece`: an operation with a gradient has got them in
-    one piece."""
+    one piece; `bare`: the model has got them in a form whose changes PyTorch does not count. `waiting`: those of the
+    `RowLogits` that have not been computed in one piece, in the model's order."""
 
     def __init__(self) -> None:
-        self.count, self.by_rows, self.in_one_piece = 0, False, False
+        self.count, self.by_rows, self.in_one_piece, self.bare = 0, False, False, False
+        self.waiting: list[weakref.ref[RowLogits]] = []
 
 
 class RowLogits(DeferredLogits):
     """Logits [..., vocabulary] that follow elementwise from the head's logits `source` [..., vocabulary]. For any use
     but cross entropy they are computed in one piece, as in plain PyTorch. Raises UserError "logits-read-again" for a
     second loss of logits whose first was computed by rows: the two gradients would not be added where plain PyTorch
-    adds them.
+    adds them. Raises UserError "logits-changed" if the source is written over while it is still needed, or read after
+    that.
 
-    compute         computes them in one piece, in the autograd graph of the head's logits
+    compute         computes them in one piece, in the autograd graph of the head's logits; None when that is done
     in_one_piece    the result of `compute`, None before
+    versions        how often the source and `in_one_piece` had been written when these logits were made
     """
 
-    compute: Callable[[], Tensor]
+    compute: Callable[[], Tensor] | None
     in_one_piece: Tensor | None
+    versions: tuple[int, int]
     readers: _Readers
 
     @staticmethod
     def of(logits: Tensor) -> RowLogits:
         """The head's own logits."""
-        return RowLogits._of(logits, logits.dtype, (), _Readers(), lambda: logits)
+        own = RowLogits._of(logits, logits.dtype, (), _Readers())
+        own.in_one_piece, own.versions = logits, (logits._version, logits._version)
+        return own
 
     @staticmethod
-    def _of(
-        source: Tensor,
-        dtype: torch.dtype,
-        post: Sequence[Elementwise],
-        readers: _Readers,
-        compute: Callable[[], Tensor],
-    ) -> RowLogits:
+    def _of(source: Tensor, dtype: torch.dtype, post: Sequence[Elementwise], readers: _Readers) -> RowLogits:
         logits = RowLogits._make(source, source.shape[-1], dtype, post)
-        logits.readers, logits.compute, logits.in_one_piece = readers, compute, None
+        logits.readers, logits.compute, logits.in_one_piece, logits.versions = readers, None, None, (source._version, 0)
         if source.requires_grad:  # so that a gradient for tensors without data cannot get lost
             with torch._C.DisableTorchFunctionSubclass():
                 cast(Any, logits.requires_grad_()).register_hook(_refuse)
         return logits
 
-    def after(self, step: Elementwise, source: Tensor, dtype: torch.dtype, post: Sequence[Elementwise]) -> RowLogits:
-        return RowLogits._of(source, dtype, post, self.readers, lambda: step(self.values()))
+    def after(self, step: Elementwise, source: Tensor, dtype: torch.dtype, post: Sequence[Elementwise]) -> Tensor:
+        if self._changed():
+            self._use(by_rows=False)
+            return step(self.values())
+        logits = RowLogits._of(source if torch.is_grad_enabled() else source.detach(), dtype, post, self.readers)
+        logits.compute = lambda: step(self._computed())
+        self.readers.waiting.append(weakref.ref(logits))
+        return logits
 
     def cross_entropy(self, loss: CrossEntropy) -> Tensor:
-        if not loss.plain or self.readers.in_one_piece:
+        by_rows = self._is_by_rows(loss)
+        self._use(by_rows=by_rows)
+        if not by_rows:
             return F.cross_entropy(
                 self.values(),
                 loss.target,
@@ -107,7 +117,7 @@ class RowLogits(DeferredLogits):
                 loss.reduction,
                 loss.label_smoothing,
             )
-        self._read(by_rows=True)
+        self.readers.count += 1
         counted = loss.target != loss.ignore_index
         target = torch.where(counted, loss.target, 0)
         picked = cast(Tensor, cast(Any, _LogProbabilities).apply(self.source, self.post, target, self.readers))
@@ -115,29 +125,71 @@ class RowLogits(DeferredLogits):
         # classes.
         return F.nll_loss(picked, torch.where(counted, 0, -100), ignore_index=-100, reduction=loss.reduction)
 
+    def _is_by_rows(self, loss: CrossEntropy) -> bool:
+        classes = loss.target.dtype is torch.int64 and loss.target.shape == self.source.shape[:1] and len(loss.target)
+        if not (loss.plain and classes) or self.readers.in_one_piece or self._changed():
+            return False
+        return not torch.is_autocast_enabled(self.source.device.type)  # it would run the operations in other dtypes
+
     def values(self) -> Tensor:
         """These logits in one piece, in the autograd graph of the head's logits."""
-        if self.in_one_piece is None:
-            self._read(by_rows=False)
-            self.in_one_piece = self.compute()
-        return self.in_one_piece
+        self.readers.count += 1
+        # As in plain PyTorch, all that came before this use is computed before it: the use may write over its logits,
+        # and gradients are added up in the order of the operations.
+        for reference in self.readers.waiting:
+            if (logits := reference()) is not None:
+                logits._computed()
+        self.readers.waiting.clear()
+        return self._computed()
 
-    def _read(self, *, by_rows: bool) -> None:
-        readers = self.readers
-        readers.count += 1
+    def _computed(self) -> Tensor:
+        if self.compute is not None or self.readers.by_rows:
+            self._check_source()
+        if self.compute is not None:
+            with torch.set_grad_enabled(self.source.requires_grad):  # as it was when the model asked for them
+                self.in_one_piece = self.compute()
+            self.compute, self.versions = None, (self.versions[0], self.in_one_piece._version)
+        return cast(Tensor, self.in_one_piece)
+
+    def _changed(self) -> bool:
+        """Whether anyone has written over these logits, or over those from which they follow, or may have."""
+        source, own = self.versions
+        changed = self.in_one_piece is not None and self.in_one_piece._version != own
+        return self.readers.bare or self.source._version != source or changed
+
+    def _check_source(self) -> None:
+        if self.source._version != self.versions[0]:
+            raise UserError(
+                "The logits have been written over, by the model or by backward, and are still needed.",
+                code="logits-changed",
+                hint="compute new logits (`logits = logits / 2`, not `logits.div_(2)`), and read them before backward",
+            )
+
+    def _use(self, *, by_rows: bool) -> None:
+        """Note an operation that may have a gradient."""
         if torch.is_grad_enabled() and self.source.requires_grad:
-            if readers.by_rows:
+            if self.readers.by_rows:
                 raise UserError(
                     "The model computes more than its loss from its logits.",
                     code="logits-read-again",
                     hint="offmate trains models whose loss is one cross entropy of the logits, or no cross entropy",
                 )
-            readers.by_rows, readers.in_one_piece = by_rows, not by_rows
+            self.readers.by_rows, self.readers.in_one_piece = by_rows, not by_rows
 
     @classmethod
     def other_use(cls, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         plain_args, plain_kwargs = tree_map_only(RowLogits, RowLogits.values, (tuple(args), dict(kwargs)))
-        return function(*plain_args, **plain_kwargs)
+        result = function(*plain_args, **plain_kwargs)
+        results = tree_leaves(result)
+        no_gradient = results and all(torch.is_tensor(value) and not value.requires_grad for value in results)
+        for logits in tree_leaves((args, kwargs)):
+            if isinstance(logits, RowLogits):
+                if not no_gradient:
+                    logits._use(by_rows=False)
+                if logits.readers.by_rows:
+                    logits._check_source()
+                logits.readers.bare |= attribute(function) == "data"
+        return result
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]

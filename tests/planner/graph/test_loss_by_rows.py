@@ -141,21 +141,127 @@ def beside(logits, labels):
     return loss
 
 
-@pytest.mark.parametrize("loss", [other_loss, smoothed, both, beside], ids=lambda loss: loss.__name__)
-def test_other_uses_of_the_logits_give_the_bits_of_plain_pytorch(loss):
+def entropy_of(logits, labels, **rest):
+    return F.cross_entropy(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), **rest)
+
+
+def written_over(logits, labels):
+    """New logits are changed in place, without a gradient."""
+    scaled = logits * 2.0
+    with torch.no_grad():
+        scaled.view(-1, scaled.shape[-1]).clamp_(-1, 1)
+        scaled[..., 5] = -3
+    return entropy_of(scaled, labels)
+
+
+def written_over_later(logits, labels):
+    """Others have been computed from the logits that are changed in place."""
+    scaled, seen = logits * 2.0, logits.detach()
+    logits.div_(3.0)
+    seen.clamp_(-1, 1)
+    return entropy_of(scaled, labels) + entropy_of(logits, labels)
+
+
+def written_over_uncounted(logits, labels):
+    scaled, seen = logits * 2.0, logits.data
+    seen.clamp_(-1, 1)
+    return entropy_of(scaled, labels) + entropy_of(logits * 2.0, labels)
+
+
+def figure_first(logits, labels):
+    """A figure without a gradient, and then a gradient through the same logits."""
+    as_fp32 = logits.float()
+    with torch.no_grad():
+        figure = as_fp32.max()
+    return as_fp32.logsumexp(-1).square().mean() + entropy_of(as_fp32, labels) + figure
+
+
+def figures_with_gradients_enabled(logits, labels):
+    loss = entropy_of(logits.float(), labels)
+    return loss + (logits.argmax(-1) == labels).float().mean()
+
+
+def made_without_gradient(logits, labels):
+    with torch.no_grad():
+        constant = logits * 2.0
+    return entropy_of(constant, labels) + entropy_of(logits, labels)
+
+
+def three_gradients(logits, labels):
+    """The gradients are added up in the order in which the model computes the three."""
+    scaled = logits * 3.0
+    return logits.square().mean() + logits.tanh().sum() / 10 + entropy_of(scaled, labels)
+
+
+def under_autocast(logits, labels):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return entropy_of(logits, labels)
+
+
+def transposed(logits, labels):
+    return F.cross_entropy(logits.mT, labels)
+
+
+def other_words(logits, labels):
+    """The same calls with other words."""
+    assert "Tensor" in logits.type()
+    rows = torch.reshape(logits.to(labels.device).to("cpu", torch.float32), shape=(-1, logits.shape[-1]))
+    return F.cross_entropy(input=rows, target=labels.view(-1))
+
+
+OTHER_USES = [
+    other_loss,
+    smoothed,
+    both,
+    beside,
+    written_over,
+    written_over_later,
+    written_over_uncounted,
+    figure_first,
+    figures_with_gradients_enabled,
+    made_without_gradient,
+    three_gradients,
+    under_autocast,
+    transposed,
+    other_words,
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("loss", OTHER_USES, ids=lambda loss: loss.__name__)
+def test_other_uses_of_the_logits_give_the_bits_of_plain_pytorch(loss, dtype):
     torch.manual_seed(0)
-    logits, labels = torch.randn(2, 40, 97).bfloat16(), torch.randint(-1, 97, (2, 40))
+    logits, labels = torch.randn(2, 40, 97).to(dtype), torch.randint(-1, 97, (2, 40))
     labels[labels < 0] = -100
-    found = []
-    for rows in (False, True):
+    found, evaluated = [], []
+    for wrap in (lambda value: value, logits_by_rows):
+        with torch.no_grad():
+            evaluated.append(loss(wrap(logits.clone()), labels))
         leaf = logits.clone().requires_grad_()
-        value = leaf * 1
-        result = loss(logits_by_rows(value) if rows else value, labels)
+        result = loss(wrap(leaf * 1), labels)
         found.append((result.detach(), *torch.autograd.grad(result, leaf)))
-    assert all(torch.equal(bits(one), bits(other)) for one, other in zip(*[f[1:] for f in found], strict=True))
-    assert torch.equal(found[0][0], found[1][0])
+    assert torch.equal(bits(found[0][1]), bits(found[1][1]))
+    assert torch.equal(found[0][0], found[1][0]) and torch.equal(*evaluated)
     if loss is beside:
         assert torch.equal(beside.kept, logits), "backward has overwritten what the model keeps"
+
+
+def test_logits_that_are_gone_are_neither_read_nor_missed():
+    labels = torch.zeros(2, 4, dtype=torch.long)
+    value = logits_by_rows(torch.zeros(2, 4, 9, requires_grad=True) * 1)
+    entropy_of(value, labels).backward()
+    with pytest.raises(UserError, match="logits-changed"):  # backward has written their gradient over them
+        value.detach()
+    value = logits_by_rows(torch.zeros(2, 4, 9, requires_grad=True) * 1)
+    entropy_of(value, labels)
+    with pytest.raises(UserError, match="logits-changed"), torch.no_grad():
+        value.div_(2)
+
+
+def test_labels_of_another_shape_are_refused_as_in_plain_pytorch():
+    value = logits_by_rows(torch.zeros(2, 4, 9))
+    with pytest.raises(ValueError, match="batch_size"):
+        F.cross_entropy(value.view(-1, 9), torch.zeros(7, dtype=torch.long))
 
 
 def test_two_losses_of_the_same_logits_are_refused_and_not_added_otherwise_than_in_plain_pytorch():
