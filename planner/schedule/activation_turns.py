@@ -61,7 +61,8 @@ def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
 
     Activations are released `plan.copy_turns` turns after the forward that made them, and fetched so many turns before
     the backward that reads them. So the copies overlap with the computation of these turns. For those on disk, whose
-    slots in host memory are few, it is one turn.
+    slots in host memory are few, it is one turn. Near the head it is at most half of the turns from forward to backward,
+    so that the copy back has time, too.
     """
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[Item, int]]] = {}
@@ -71,7 +72,7 @@ def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
         for k in range(plan.slices) if option.offloaded_bytes else ():
             forward = numbers[f"F{index}"] * plan.slices + k
             backward = numbers[f"B{index}"] * plan.slices + k
-            turns = 1 if option.on_disk else min(plan.copy_turns, backward - forward - 1)
+            turns = 1 if option.on_disk else min(plan.copy_turns, (backward - forward) // 2)
             moved = Item.activations(index, k), option.offloaded_bytes
             free.setdefault(forward + turns, []).append(moved)
             back.setdefault(max(forward + turns + 1, backward - turns), []).append(moved)
