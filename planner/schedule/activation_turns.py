@@ -61,8 +61,8 @@ def activation_turns(plan: Plan, chain: Chain) -> tuple[_Turns, _Turns]:
 
     Activations are released `plan.copy_turns` turns after the forward that made them, and fetched so many turns before
     the backward that reads them. So the copies overlap with the computation of these turns. For those on disk, whose
-    slots in host memory are few, it is one turn. Near the head it is at most half of the turns from forward to backward,
-    so that the copy back has time, too.
+    slots in host memory are few, it is one turn. Near the head it is at most half of the turns from forward to
+    backward, so that the copy back has time, too.
     """
     numbers = {stage.name: n for n, stage in enumerate(plan.stages)}
     back: dict[int, list[tuple[Item, int]]] = {}
