@@ -90,7 +90,7 @@ class DeferredLogits(torch.Tensor):
             others, width = args[1:], me.source.shape[-1]
             step = functools.partial(_apply, function, tuple(others), kwargs)
             if name in _ELEMENTWISE and not any(torch.is_tensor(value) for value in (*others, *kwargs.values())):
-                none = torch.empty(0, dtype=me.dtype, device=me.device)
+                none = me.source.new_empty(0, dtype=me.dtype)
                 if (like := step(none)) is none and me.source.is_contiguous():
                     return me
                 if torch.is_tensor(like) and like.device == me.device:
