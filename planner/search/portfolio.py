@@ -51,16 +51,17 @@ class Search:
         """Return the plan of the fastest candidate. `least`: a candidate that fits the budgets, so that there is at
         least one."""
         s = self.setting
-        best = evaluate(s, least)
-        for seen in map(self._trailing, self._candidates()):
-            seen = self._ahead(self._improved(seen, min(best.step_s, seen.step_s)))
+        quick = sorted((evaluate(s, d) for d in candidates(s, lambda d: fits(d, s))), key=lambda seen: seen.step_s)
+        # Of two equally fast plans the quick one comes first: the frugal one moves tensors needlessly.
+        best = min((*quick[:1], evaluate(s, least)), key=lambda seen: seen.step_s)
+        for seen in map(self._trailing, self._candidates(quick[:1])):
+            if seen.candidate.source.startswith("o-ilp"):
+                seen = self._improved(seen, min(best.step_s, seen.step_s))
+            seen = self._ahead(seen)
             best = seen if seen.step_s < best.step_s else best
             self.best_s = best.step_s
             if best.step_s <= self._reach_s(best.step_s) * (1 + _NEAR):
                 break
-        if best.step_s > self._reach_s(best.step_s) * (1 + self.gap):
-            # Of two equally fast plans the quick one is taken: the frugal one moves tensors needlessly.
-            best = min((*self._quick(), best), key=lambda seen: seen.step_s)
         return replace(
             proven(best.candidate, s),
             lp_step_s=self.solutions[0].step_s if self.solutions else 0.0,
@@ -71,7 +72,7 @@ class Search:
         """Return the plan made from the better of the integer program's first two solutions; None where it has no
         solution below `beat_s` seconds, or none of them fits as whole tensors. It takes a fraction of the time of
         `best`, and the plan is nearly always as fast."""
-        found = min(islice(self._candidates(), 2), key=lambda seen: seen.step_s, default=None)
+        found = min(islice(self._candidates(()), 2), key=lambda seen: seen.step_s, default=None)
         if found is None:
             return None
         found = self._trailing(found)
@@ -96,16 +97,10 @@ class Search:
         beaten = best_s < hope_s * (1 - self.gap)
         return self.bound_s if beaten else max(self.bound_s, hope_s)
 
-    def _quick(self) -> list[Evaluation]:
-        """Return the fastest of the candidates that need no solver, if any fits."""
-        s = self.setting
-        every = (evaluate(s, candidate) for candidate in candidates(s, lambda d: fits(d, s)))
-        fastest = sorted(every, key=lambda seen: seen.step_s)[:1]
-        return [self._ahead(self._trailing(seen)) for seen in fastest]
-
-    def _candidates(self) -> Iterator[Evaluation]:
+    def _candidates(self, quick: Sequence[Evaluation]) -> Iterator[Evaluation]:
         """Yield the candidates rounded from the integer program's solutions; then one solved with lower rates, where
-        whole tensors are still far from the program's step."""
+        whole tensors are still far from the program's step. Then, with clipping, the `quick` ones again, to try updates
+        before the gradient norm is known on them."""
         with suppress(SolverGaveUp):
             self.solutions = self.solved or hoped(self.setting, gap=self.gap, below_s=self.beat_s)
         if self.beat_s < math.inf and (not self.solutions or self.solutions[0].step_s >= self.beat_s):
@@ -118,6 +113,7 @@ class Search:
         for solution in () if enough else hoped(replace(self.setting, budgets=spare), gap=self.gap)[:1]:
             if seen := self._rounded(solution, spare, "o-ilp with time to spare"):
                 yield seen
+        yield from quick if self._may_run_ahead() else ()
 
     def _may_run_ahead(self) -> bool:
         return self.setting.clip and self.setting.budgets.cpu_updates
