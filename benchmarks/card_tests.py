@@ -12,6 +12,7 @@ FILES = (
     "tests/worker/runtime/test_cuda.py",
     "tests/planner/graph/test_tangents.py",
     "tests/planner/graph/test_inductor.py",
+    "tests/planner/graph/test_loss_by_rows.py",
 )
 """Those with tests marked `gpu`: others may need packages that a machine with a card, lent for minutes, lacks."""
 _ROOT = Path(__file__).resolve().parent.parent

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from planner.arrange.pack import with_places
 from planner.cpu import build
-from planner.schedule.allocations import allocations
+from planner.schedule.allocations import Allocations, allocations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import OpKind, compile_program
 from planner.schedule.places import Place, Spans, key_of
@@ -148,6 +148,7 @@ def replay(
     stub, program = Stub(2**50, checked=checked), compile_program(plan, chain)
     found = Spans(program, chain).arrangement(plan.offsets)
     every = [allocations(program, one) for one in (chain, *others)]
+    known = [_known(one) for one in every]
     places = [found.steps, *(places_of_shorter(program, chain, found, one) for one in others)]
     its = every[0]
     stub.open(found.placed_bytes, found.loose_bytes, found.small_bytes)
@@ -159,7 +160,7 @@ def replay(
         there[item] = [stub.get(event.bytes) for event in events]
     calls = 0
     for step in range(steps):
-        names: dict[int, int | None] = {}
+        names: dict[object, int | None] = {}
         for item, events in its.standing.items():
             names |= zip((event.number for event in events), there[item], strict=True)
         which = [chance.randrange(len(every)) if step else 0 for _ in range(plan.rounds * plan.slices)]
@@ -170,11 +171,12 @@ def replay(
             stub.expect_places(places[one].get(key_of(op, plan.rounds), ()), small=0 if one else found.small_bytes)
             new = []
             for event in events:
+                name = known[one].get(event.number, event.number)
                 if event.bytes:
-                    names[event.number] = stub.get(event.bytes)
-                    new.append(names[event.number])
+                    names[name] = stub.get(event.bytes)
+                    new.append(names[name])
                 else:
-                    stub.free(names.pop(event.number))
+                    stub.free(names.pop(name))
             if op.kind is OpKind.ALLOC and op.subject in there:
                 there[op.subject] = new
         stub.expect_nothing()
@@ -185,6 +187,17 @@ def replay(
     return Replay(
         reserved_bytes=counts.most_reserved, calls=counts.mallocs + counts.frees - calls, strays=counts.strays
     )
+
+
+def _known(allocated: Allocations) -> dict[int, tuple[int, int]]:
+    """Number of a tensor that outlives its operation -> the operation's number, and how many such it has made before.
+    These are the same for slices of all lengths, whose losses are computed in different numbers of turns."""
+    released = {e.number: at for at, (_, events) in enumerate(allocated.steps) for e in events if not e.bytes}
+    found: dict[int, tuple[int, int]] = {}
+    for at, (_, events) in enumerate(allocated.steps):
+        staying = [event.number for event in events if event.bytes and released.get(event.number) != at]
+        found |= {number: (at, n) for n, number in enumerate(staying)}
+    return found
 
 
 def replay_random(chain: Chain, seed: int, *, others: Sequence[Chain] = ()) -> tuple[Plan, Replay]:

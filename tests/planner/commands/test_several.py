@@ -66,17 +66,17 @@ def test_machines_are_compared_in_one_table_and_what_does_not_fit_says_what_it_n
 
 def test_the_step_over_gpu_memory_goes_from_the_least_budget_to_the_whole(job: Job) -> None:
     machine = preset("rtx3060", bf16=True)
-    whole = job.model_copy(update={"gpu_budget": 2**28})
+    whole = job.model_copy(update={"gpu_budget": 2**29})
     receipts = frontier(whole, machine, traces=Traces())
     budgets = [receipt.gpu_budget_bytes for receipt in receipts]
-    assert budgets == sorted(set(budgets)) and budgets[-1] == 2**28 and len(budgets) >= 3
+    assert budgets == sorted(set(budgets)) and budgets[-1] == 2**29 and len(budgets) >= 3
     assert budgets[0] == receipts[-1].least_gpu_budget_bytes
     assert all(0 < receipt.gpu_peak_bytes <= receipt.gpu_budget_bytes for receipt in receipts)
     assert len(printed(receipts, frontier=True)) == 3 + len(receipts)
     assert [r.step_s for r in receipts] == sorted((r.step_s for r in receipts), reverse=True)
     slow_end = [*receipts[:-1], replace(receipts[-1], step_s=2 * receipts[0].step_s)]
     assert _never_slower(slow_end)[-1].step_s == receipts[-2].step_s
-    assert _never_slower(slow_end)[-1].gpu_budget_bytes == 2**28
+    assert _never_slower(slow_end)[-1].gpu_budget_bytes == 2**29
     page = frontier_page(receipts, title="a <model>")
     assert page.count("<circle") == len(receipts) and "<h1>a &lt;model&gt;</h1>" in page
     nothing = frontier(job.model_copy(update={"gpu_budget": 2**20}), machine, traces=Traces())

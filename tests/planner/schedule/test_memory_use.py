@@ -61,4 +61,5 @@ def test_offloaded_activations_are_a_part_while_they_leave_and_come_back() -> No
     assert found["run@F1:F1.0"] == 500
     assert found["free@F2:a:1.0"] == 500  # block 2's are leaving
     assert found["free@H4:a:3.0"] == 0
-    assert found["alloc@B3:a:2.0"] == 500
+    assert found["alloc@B3:a:3.0"] == 500  # what is needed first comes first
+    assert found["alloc@B3:a:2.0"] == 1000

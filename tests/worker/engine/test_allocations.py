@@ -126,7 +126,6 @@ CASES = [
     ("llama", mixed_plan, {"slices": 1, "rounds": 4}),
     ("llama", streaming_plan, {"slices": 2}),
     *(("llama", resident_plan, {"slices": 2, "option": option}) for option in ("keep", "recompute", "offload-all")),
-    ("llama", resident_plan, {"slices": 2, "option": "offload-all", "copy_turns": 2}),
     ("llama", resident_plan, {"slices": 2, "option": "offload-input-2"}),  # of a set that is saved, it stays
     ("gpt2", mixed_plan, {"slices": 1}),
     ("gpt2", mixed_plan, {"slices": 3}),
@@ -134,6 +133,7 @@ CASES = [
     ("frozen", resident_plan, {"slices": 2}),
     ("frozen", resident_plan, {"slices": 2, "clip": 0.5, "option": "recompute"}),
     ("bloom", resident_plan, {"slices": 2, "option": "offload-input"}),
+    ("llama", resident_plan, {"slices": 2, "option": "offload-all", "copy_turns": 2}),
 ]
 
 
