@@ -41,8 +41,8 @@ def _figures(receipt: Receipt) -> tuple[str | Text, ...]:
         format_seconds(receipt.step_s),
         f"{receipt.tokens_per_s:.0f}",
         quality(receipt).partition(":")[0].partition(",")[0],
-        format_bytes(receipt.gpu_peak_bytes),
-        format_bytes(receipt.cpu_peak_bytes),
+        format_bytes_down(receipt.gpu_peak_bytes),  # rounded as the budgets, which are no less
+        format_bytes_down(receipt.cpu_peak_bytes),
         f"{receipt.loads[0].resource}, {receipt.loads[0].share:.0%}",
     )
 

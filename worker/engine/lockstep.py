@@ -16,6 +16,7 @@ import torch
 from planner.schedule.plan import Direction
 from worker.runtime.interpreter import Cursor, Turn
 from worker.runtime.machine import Machine, RandomState
+from worker.runtime.threads import compute_with
 
 
 class Aborted(BaseException):
@@ -173,7 +174,7 @@ class _SliceThread:
         self._thread.join()
 
     def _run(self, threads: int) -> None:
-        torch.set_num_threads(threads)  # each thread has its own setting
+        compute_with(threads)
         while (work := self.work.get()) is not None:
             work[0].run(work[1])
             del work

@@ -25,6 +25,7 @@ from worker.runtime.queues import QueueInterpreter
 from worker.runtime.recording import now
 from worker.runtime.slabs import map_memory
 from worker.runtime.step_values import StepValues
+from worker.runtime.threads import compute_with
 
 
 class CpuMachine:
@@ -168,7 +169,7 @@ class CpuInterpreter(QueueInterpreter):
         """Prepare the new thread of `queue`: settings that PyTorch keeps per thread (gradient mode, number of threads)
         do not follow from the thread that started it."""
         torch.set_grad_enabled(False)
-        torch.set_num_threads(self._threads)
+        compute_with(self._threads)
 
     def run(self, ops: Together, values: StepValues | None) -> None:
         """Do the operations `ops` in this thread; while a recording is made, one by one, with the times of each.

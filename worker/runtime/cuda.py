@@ -38,6 +38,7 @@ from worker.runtime.recording import Recording, now
 from worker.runtime.registered import pinned, pinned_like, registered
 from worker.runtime.small_copies import SmallCopies, packed_bytes
 from worker.runtime.step_values import StepValues
+from worker.runtime.threads import compute_with
 
 log = logging.getLogger(__name__)
 
@@ -264,7 +265,7 @@ class CudaInterpreter(QueueInterpreter):
         """Prepare the new thread of `queue`, as PyTorch keeps the current device and stream per thread. If the queue
         has a stream, the thread's copies go to that stream."""
         torch.set_grad_enabled(False)
-        torch.set_num_threads(self._threads)
+        compute_with(self._threads)
         torch.cuda.set_device(self._machine.device)
         if queue in self._streams:
             torch.cuda.set_stream(self._streams[queue])
