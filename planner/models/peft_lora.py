@@ -100,7 +100,8 @@ def with_adapters(
             raise none_kept(model, layers) from error
         if (unknown := no_such_target(job, model)) is not None:
             raise unknown from error
-        hint = "lora_dropout: 0 (experts' adapters have none); for offmate plan: --set lora_dropout=0" if no_dropout else "lora_target_modules: all-linear"
+        zero = "lora_dropout: 0 (experts' adapters have none); for offmate plan: --set lora_dropout=0"
+        hint = zero if no_dropout else "lora_target_modules: all-linear"
         raise UserError(
             "The LoRA adapters cannot be added to this model.",
             code="lora-targets",
