@@ -9,6 +9,7 @@ row's gradient over its logits.
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -23,11 +24,12 @@ from planner.graph.deferred_logits import CrossEntropy, DeferredLogits, Elementw
 from planner.graph.interface import BlockCode
 
 _ELEMENTS = 1 << 24
-"""The fewest logits that are converted at a time: 64 MiB in fp32. A card computes on them for longer than their
+"""Logits that are converted at a time: 64 MiB in fp32. A card computes on them for longer than their
 operations take to be issued."""
 
-_TURNS = 64
-"""All rows are done in about so many turns at most. What one turn needs is then an eighth of the logits' own memory."""
+_FEWEST, _MOST = 4, 64
+"""All rows are done in about so many turns: of few logits a quarter at a time, of very many a 64th. What a turn needs
+is then at most half as much as plain PyTorch does, and mostly far less."""
 
 _MULTIPLE = 64
 """Rows are converted in multiples of this, so that each row begins at the same alignment as in one piece: vectorized
@@ -243,5 +245,7 @@ def _log_softmax(logits: Tensor, post: Sequence[Elementwise]) -> Tensor:
 
 
 def _slices(rows: int, vocabulary: int) -> list[slice]:
-    count = _MULTIPLE * max(_ELEMENTS // vocabulary // _MULTIPLE, -(-rows // (_TURNS * _MULTIPLE)), 1)
+    multiples = rows / _MULTIPLE
+    usual = min(_ELEMENTS // vocabulary // _MULTIPLE, math.ceil(multiples / _FEWEST))
+    count = _MULTIPLE * max(1, usual, math.ceil(multiples / _MOST))
     return [slice(start, start + count) for start in range(0, rows, count)]

@@ -132,7 +132,7 @@ def test_half_its_budget_is_enough_on_a_card_whose_matrix_products_would_keep_32
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     assert job.gpu_budget is not None
-    assert least_bytes() > 0.85 * job.gpu_budget  # with one slice at a time, and no room for another choice
+    assert least_bytes() > 0.7 * job.gpu_budget  # with one slice at a time, and no room for another choice
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", _exported("CUBLAS_WORKSPACE_CONFIG"))
     assert least_bytes() < 0.5 * job.gpu_budget
 
