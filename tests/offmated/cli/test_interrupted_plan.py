@@ -25,7 +25,7 @@ main()
 """
 
 
-def test_an_interrupted_question_ends_in_silence_and_leaves_no_process(tmp_path: Path) -> None:
+def test_an_interrupted_question_keeps_the_receipt_that_is_there_and_leaves_no_process(tmp_path: Path) -> None:
     model = tiny_llama_folder(tmp_path / "model")
     words = ["plan", "--model", str(model), "--hardware", "rtx3060", "--max-length", "64"]
     process = subprocess.Popen(
@@ -49,7 +49,8 @@ def test_an_interrupted_question_ends_in_silence_and_leaves_no_process(tmp_path:
     everyone = command.children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)
     said, errors = process.communicate(timeout=PATIENCE_S)
-    assert (process.returncode, said, errors) == (Exit.INTERRUPTED, "", "")
+    assert (process.returncode, errors) == (Exit.INTERRUPTED, "")
+    assert "It fits" in said, "the receipt was there before what would help was asked"
     assert not [child for child in everyone if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 
