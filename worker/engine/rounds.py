@@ -151,7 +151,10 @@ class Rounds:
         with label(self._labels[turn.op.stage]):
             result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)
         self._check_bytes(block)
-        return by_rows(result, code) if block.last else result
+        if not block.last:
+            return result
+        with torch._C.DisableTorchFunction():
+            return by_rows(result, code)
 
     def _check_bytes(self, block: ModelBlock) -> None:
         """Raise UserError "block-depends-on-data" where own code has needed more than the plan has room for."""
