@@ -195,7 +195,7 @@ class RowLogits(DeferredLogits):
 
     @classmethod
     def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        if function is torch.ops.aten.detach.default:  # `requires_grad_` and hooks look at such
+        if function is torch.ops.aten.detach.default:  # `requires_grad_` and `register_hook` call it
             return args[0]
         raise _refused()
 
