@@ -356,7 +356,7 @@ def test_a_question_asked_again_is_answered_from_the_cache_with_its_picture(kept
 
 def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_kept_too(kept: Shell) -> None:
     SMALL.save_pretrained(kept.folder / "small")
-    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "4MiB"]
+    words = ["plan", "--model", "small", "--hardware", "rtx3060", "--max-length", "1024", "--gpu-budget", "3MiB"]
     first = kept.run(*words, "--json")
     assert (first.returncode, json.loads(first.stdout)["status"]) == (3, "infeasible")
     again = kept.run(*words, "--json")
@@ -365,7 +365,7 @@ def test_a_model_that_does_not_fit_exits_with_3_and_says_what_would_and_that_is_
     assert done.returncode == 3
     lines = done.stdout.splitlines()
     assert lines[1] == "It does not fit."
-    assert lines[3].startswith("GPU          4.0 MiB for the job; at least ")
+    assert lines[3].startswith("GPU          3.0 MiB for the job; at least ")
     assert any("more of this GPU (--gpu-budget " in line for line in lines)
     assert any("shorter rows" in line and "--set max_length=" in line for line in lines)
 
