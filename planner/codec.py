@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import types
@@ -93,7 +94,7 @@ def _named(union: Any, data: object, path: str) -> Any:
 def _decode_dataclass(cls: type, data: object, path: str) -> object:
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected an object, got {_shown(data)}")
-    hints = get_type_hints(cls)
+    hints = _types_of(cls)
     known = {field.name: field for field in fields(cls)}
     for name in data:
         if name not in known and not (name == "kind" and _is_named(cls)):
@@ -108,6 +109,12 @@ def _decode_dataclass(cls: type, data: object, path: str) -> object:
         return cls(**values)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+@functools.cache  # a trace has thousands of values of few classes
+def _types_of(cls: type) -> dict[str, Any]:
+    """The type of each field of a dataclass, by its name."""
+    return get_type_hints(cls)
 
 
 def _shown(data: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,10 @@ from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes, gpu_peak
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
+
+
+_REMEMBERED = 128  # candidates whose bytes are kept
+_FEW = 4  # plans that are kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +81,42 @@ def assembled(candidate: Candidate, setting: Setting) -> Plan:
 
 def device_bytes(candidate: Candidate, setting: Setting) -> int:
     """The candidate's peak on the device, in bytes."""
-    return _peak_bytes(assembled(candidate, setting), setting.chain)
+    return _device_bytes(*_what_takes_memory(candidate, setting))
 
 
 def host_bytes(candidate: Candidate, setting: Setting) -> int:
     """The total bytes that the candidate's plan needs on the host."""
-    return cpu_peak_bytes(assembled(candidate, setting), setting.chain)
+    return _host_bytes(*_what_takes_memory(candidate, setting))
 
 
 def fits(candidate: Candidate, setting: Setting) -> bool:
     """Whether the candidate fits the budgets of the device and the host."""
-    plan = assembled(candidate, setting)
-    if cpu_peak_bytes(plan, setting.chain) > setting.budgets.cpu_bytes:
+    if host_bytes(candidate, setting) > setting.budgets.cpu_bytes:
         return False
-    return _peak_bytes(plan, setting.chain) <= setting.budgets.gpu_bytes
+    return device_bytes(candidate, setting) <= setting.budgets.gpu_bytes
 
 
-def _peak_bytes(plan: Plan, chain: Chain) -> int:
-    return gpu_peak_bytes(order_program(plan, chain, by_pieces=False), chain)
+def _what_takes_memory(candidate: Candidate, setting: Setting) -> tuple[Candidate, Setting]:
+    """The candidate and the setting without what does not matter for the bytes that they need."""
+    any_budgets = replace(setting.budgets, gpu_bytes=0, cpu_bytes=0)
+    return replace(candidate, source=""), replace(setting, budgets=any_budgets)
+
+
+# The same candidates are asked about for several budgets: while the least budget is looked for, and then by `plan`.
+@functools.lru_cache(_REMEMBERED)
+def _device_bytes(candidate: Candidate, setting: Setting) -> int:
+    program = order_program(_remembered_plan(candidate, setting), setting.chain, by_pieces=False)
+    return gpu_peak_bytes(program, setting.chain)
+
+
+@functools.lru_cache(_REMEMBERED)
+def _host_bytes(candidate: Candidate, setting: Setting) -> int:
+    return cpu_peak_bytes(_remembered_plan(candidate, setting), setting.chain)
+
+
+@functools.lru_cache(_FEW)
+def _remembered_plan(candidate: Candidate, setting: Setting) -> Plan:
+    return assembled(candidate, setting)
 
 
 def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:

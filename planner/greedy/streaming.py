@@ -172,17 +172,27 @@ def frugal(
     Weights come in the stage that reads them. Each block has the option that keeps the fewest bytes, of those whose own
     peak is within a limit; the limit is the lowest at which each block has such an option.
     """
-    least = _least_options(setting)
+    least, recompute = tuple(_least_options(setting)), tuple(profile(setting, "recompute"))
     plans = [
         streamed(setting, options, ahead=False, source="frugal")
-        for options in (least, profile(setting, "recompute"), profile(setting, "offload"))
+        for options in dict.fromkeys((least, recompute, tuple(profile(setting, "offload"))))
     ]
-    plans += [resident(setting, options, "frugal, resident") for options in (least, profile(setting, "recompute"))]
+    plans += [resident(setting, options, "frugal, resident") for options in dict.fromkeys((least, recompute))]
     if (stored := _on_disk(setting, least)) is not None:
         plans.append(streamed(setting, stored, ahead=False, source="frugal, activations on disk"))
     plans += _less_on_host(setting, least, cpu_bytes)
-    fitting = [plan for plan in plans if cpu_bytes(plan) <= setting.budgets.cpu_bytes]
-    return min(fitting, key=peak_bytes, default=None)
+    best: tuple[int, Candidate] | None = None
+    for plan in plans:
+        if cpu_bytes(plan) <= setting.budgets.cpu_bytes and (best is None or _always_there(plan) < best[0]):
+            size = peak_bytes(plan)
+            best = (size, plan) if best is None or size < best[0] else best
+    return best and best[1]
+
+
+def _always_there(candidate: Candidate) -> int:
+    """The bytes of the weights and optimizer states that never leave the device."""
+    weights = sum(s.tensor.bytes for s in candidate.schedules if not s.weight)
+    return weights + sum(s.tensor.state_bytes for s in candidate.schedules if s.side is Side.GPU and not s.states)
 
 
 def _on_disk(setting: Setting, names: Sequence[str]) -> list[str] | None:

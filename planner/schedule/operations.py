@@ -66,9 +66,9 @@ _OF_ITEMS = frozenset((OpKind.ALLOC, OpKind.FREE, OpKind.FETCH, OpKind.SEND, OpK
 _WHOLE = ((OpKind.READ, GRADIENT), (OpKind.WRITE, GRADIENT), (OpKind.WRITE, WEIGHT))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, unsafe_hash=True)
 class Op:
-    """One operation of a program. `Op.parse(str(op)) == op`.
+    """One operation of a program; never changed. `Op.parse(str(op)) == op`.
 
     `stage` and `round` say where in the step the operation stands; `place` is both ("F3", and "F3/1" in the second
     round). `subject`: an item ("w:NAME"), a block's run on a slice ("F3.1": forward of block 3 on slice 1),
@@ -103,7 +103,7 @@ class Op:
     def name(self) -> str:
         """Kind, place and subject, such as "fetch@F3:w:l2.up"; unique in a program."""
         if not self._name:
-            object.__setattr__(self, "_name", f"{self.kind.value}@{self.place}:{self.subject}")
+            self._name = f"{self.kind.value}@{self.place}:{self.subject}"
         return self._name
 
     @property

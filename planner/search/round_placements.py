@@ -15,10 +15,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.candidate.candidate import Candidate, Side, TensorSchedule, at_home, settled
-from planner.candidate.evaluate import Evaluation, evaluate
+from planner.candidate.evaluate import Evaluation, evaluate, host_bytes
 from planner.candidate.setting import Setting
 from planner.ilp.columns import Columns, limits_of
-from planner.ilp.instance import Instance, make_instance, tensor_lists
+from planner.ilp.instance import make_instance, tensor_lists
 from planner.ilp.program import Solution, Totals, solve_oilp
 from planner.ilp.rows import update_of_first_on_cpu, update_of_first_on_device
 from planner.machine.hardware import Hardware
@@ -234,7 +234,7 @@ def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, sourc
     limits = limits_of(instance)
     for up, tight in ((True, False), (True, True), (False, False)):
         fractions: Solution | None = solution
-        smaller = setting
+        smaller, same_options = setting, True
         for _ in range(_ATTEMPTS):
             if fractions is None:
                 break
@@ -245,7 +245,11 @@ def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, sourc
             if found is not None:
                 return found
             smaller = _less(smaller, gpu_excess, cpu_excess)
-            fractions = _solve_near(make_instance(smaller), solution, gap=gap)
+            fractions = None
+            if same_options:
+                fractions = solve_oilp(make_instance(smaller), gap=gap, options=solution.options)
+                same_options = fractions is not None  # with still less memory they would not fit either
+            fractions = fractions or solve_oilp(make_instance(smaller), gap=gap)
     return None
 
 
@@ -255,12 +259,14 @@ def _fitting(
     """Return the candidate for these placements, evaluated, if it fits the budgets; else None and the excess bytes on
     device and host."""
     chain = setting.chain
-    schedules = _schedules(setting, placements, options)
-    if schedules is None:
-        return None, (0, 0)
     moving = {placement.tensor.name for placement in placements}
     home = [at_home(chain, tensor, setting.clip) for tensor in chain.tensors() if tensor.name not in moving]
     names = tuple(block.options[o].name for block, o in zip(chain.blocks, options, strict=True))
+    schedules = _schedules(setting, placements, options)
+    if schedules is None:  # mostly since the host has no room for whole tensors, whenever they move
+        schedules = in_their_stages(setting, placements)
+        candidate = Candidate(options=names, schedules=(*schedules, *home), source=source)
+        return None, (0, max(0, host_bytes(candidate, setting) - setting.budgets.cpu_bytes))
     candidate = Candidate(options=names, schedules=(*schedules, *home), source=source)
     seen = evaluate(setting, candidate)
     if min(seen.room_bytes) < 0:
@@ -292,10 +298,3 @@ def _less(setting: Setting, gpu_bytes: int, cpu_bytes: int) -> Setting:
         gpu_bytes, cpu_bytes = int(budgets.gpu_bytes * _SHARE), int(budgets.cpu_bytes * _SHARE)
     gpu_bytes, cpu_bytes = max(0, budgets.gpu_bytes - gpu_bytes), max(0, budgets.cpu_bytes - cpu_bytes)
     return replace(setting, budgets=replace(budgets, gpu_bytes=gpu_bytes, cpu_bytes=cpu_bytes))
-
-
-def _solve_near(instance: Instance, solution: Solution, *, gap: float) -> Solution | None:
-    """Return the integer program's solution with the block options of `solution`, or with any options where there is
-    none with these; None where there is none at all."""
-    same = solve_oilp(instance, gap=gap, options=solution.options)
-    return same or solve_oilp(instance, gap=gap)
