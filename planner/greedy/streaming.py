@@ -10,6 +10,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -234,19 +235,30 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
     # With clipping an update on the device waits for the norm with all its data there, so it gains nothing.
     ways = [(at_home_plan, len(free)), (recomputed_plan, len(least))]
     ways += [] if setting.clip else [(gpu_updated_plan, len(order))]
-    candidates = (_fewest(way, most, lambda d: cpu_bytes(d) <= setting.budgets.cpu_bytes) for way, most in ways)
+    candidates = (_fewest(way, most, cpu_bytes, setting.budgets.cpu_bytes) for way, most in ways)
     return [candidate for candidate in candidates if candidate is not None]
 
 
-def _fewest(plan_of: Callable[[int], Candidate], most: int, suffices: Callable[[Candidate], bool]) -> Candidate | None:
-    """Return the candidate for the smallest count, up to `most`, that suffices. None where count 0 suffices already, or
-    where not even `most` does."""
-    if suffices(plan_of(0)) or not suffices(plan_of(most)):
+def _fewest(
+    plan_of: Callable[[int], Candidate], most: int, bytes_of: Callable[[Candidate], int], budget_bytes: int
+) -> Candidate | None:
+    """Return the candidate for the smallest count, up to `most`, that needs at most `budget_bytes`. None where count 0
+    is enough already, or where not even `most` is. The more, the fewer bytes, and mostly in proportion: so every second
+    guess is an interpolation, and the others halve the range."""
+    low, high = 0, most  # low needs too many bytes, high does not
+    low_bytes, high_bytes = bytes_of(plan_of(low)), bytes_of(plan_of(high))
+    if low_bytes <= budget_bytes or high_bytes > budget_bytes:
         return None
-    low, high = 0, most  # high suffices
+    interpolates = True
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if suffices(plan_of(middle)) else (middle, high)
+        share = (low_bytes - budget_bytes) / (low_bytes - high_bytes) if interpolates else 0.5
+        middle = min(max(low + math.ceil(share * (high - low)), low + 1), high - 1)
+        its_bytes = bytes_of(plan_of(middle))
+        if its_bytes <= budget_bytes:
+            high, high_bytes = middle, its_bytes
+        else:
+            low, low_bytes = middle, its_bytes
+        interpolates = not interpolates
     return plan_of(high)
 
 

@@ -168,22 +168,31 @@ class Problem:
         )
 
     def least_cpu_bytes(self) -> int | None:
-        """Return the least host memory in bytes for which there is a plan with this GPU budget, found by bisection and
-        at most 1 GiB too large. None where no host is large enough."""
+        """Return the least host memory in bytes for which there is a plan with this GPU budget, at most 1 GiB too
+        large. None where no host is large enough."""
 
-        def fits(size: int) -> bool:
-            return replace(self, cpu_budget_bytes=size).fits()
+        def excess_bytes(size: int) -> float:
+            """Bytes by which a plan for a host of this size exceeds the GPU budget; 0 or less where it fits."""
+            least = replace(self, cpu_budget_bytes=size).least_bytes(enough=self.gpu_budget_bytes)
+            return math.inf if least is None else least - self.gpu_budget_bytes
 
-        tensors = list(self.chain.tensors())
         standing = self.standing_bytes()
         offloaded = sum(max(o.offloaded_bytes for o in b.options) for b in self.chain.blocks)
         low = max(0, standing - self.gpu_budget_bytes)  # weights and states are either on the device or on the host
-        high = standing + sum(t.gradient_bytes for t in tensors)
-        if not fits(high):
+        high = standing + sum(t.gradient_bytes for t in self.chain.tensors())
+        if excess_bytes(high) > 0:
             low, high = high, high + self.slices * offloaded
-            if not fits(high):
+            if excess_bytes(high) > 0:
                 return None
+        size, excess = self.cpu_budget_bytes, excess_bytes(self.cpu_budget_bytes)
+        right = True  # the last guess
         while high - low > _NEAR_BYTES:
-            middle = (low + high) // 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
+            # Mostly each byte of the excess needs one more byte of the host. After a wrong guess the range is halved.
+            too_small = excess > 0
+            guess = size + excess + _NEAR_BYTES // 2 if too_small else size - _NEAR_BYTES
+            guesses = right and low < guess < high
+            size = int(guess) if guesses else (low + high) // 2
+            excess = excess_bytes(size)
+            low, high = (low, size) if excess <= 0 else (size, high)
+            right = not guesses or (excess <= 0) == too_small
         return high

@@ -14,7 +14,7 @@ from planner.keys.adapter import takes_from_base
 from planner.keys.lora import DEFAULTS, has_no_weights
 from planner.optimizers.adamw_8bit import AdamW8bit
 from planner.optimizers.table import OPTIMIZERS
-from planner.schedule.chain import Tensor
+from planner.schedule.chain import Block, Option, Tensor
 from planner.search.from_disk import with_all_that_may_be_on_disk
 from planner.search.problem import Problem
 from planner.search.states_on_disk import with_all_on_disk
@@ -90,8 +90,8 @@ def ways_to_fit(
         found.add("clip")
         yield Way(text="no clipping", keys=(("max_grad_norm", 0),), least_bytes=least)
     if not found:
-        pairs = (a.together_with(b) for a, b in itertools.combinations(singles, 2) if trials.may_fit_together(a, b))
-        yield from itertools.islice((way for pair in pairs if (way := trials.way(pair))), 1)
+        pairs = (pair for pair in itertools.combinations(singles, 2) if trials.may_fit_together(*pair))
+        yield from itertools.islice((way for pair in pairs if (way := trials.way_of_both(*pair))), 1)
     if trials.short_of_device and "slices" not in found:
         yield from trials.shorter_rows([change for change in singles if change.kind not in found])
     yield from _drives(job, problem)
@@ -175,6 +175,10 @@ class _Trials:
     def way(self, change: _Change) -> Way | None:
         """The change as a way, if the job fits with it."""
         self.tell(change.text)
+        if change.kind == "exact":
+            self._tried[change.text] = most = _without_logits(self.problem)
+            if not most.fits():
+                return None
         keys, changed = self._changed(change.keys)
         self._tried[change.text] = changed
         if changed is None or not (least := _least(changed)):
@@ -184,6 +188,13 @@ class _Trials:
             more = _least(self._changed(_rows(self.job, rows))[1]) if rows > 1 else None
             keys, least = (_rows(self.job, rows), more) if more else (keys, least)
         return Way(text=change.text, keys=tuple(keys.items()), least_bytes=least)
+
+    def way_of_both(self, one: _Change, other: _Change) -> Way | None:
+        """Both changes, of which each was tried, as a way, if the job fits with them."""
+        for change, more in ((one, other), (other, one)):
+            if more.kind == "exact" and not _without_logits(self._problem_of(change)).fits():
+                return None
+        return self.way(one.together_with(other))
 
     def may_fit_together(self, one: _Change, other: _Change) -> bool:
         """Whether both changes can be made, and between them ease all that the job is short of."""
@@ -212,15 +223,36 @@ class _Trials:
             shorter = _Change(kind="length", text="shorter rows", keys=keys)
             return functools.reduce(_Change.together_with, together, shorter)
 
-        length = job.max_length // 2
-        if length < _SHORTEST or not (shortest := self.way(of_length(_SHORTEST))):
+        lengths = list(itertools.takewhile(lambda n: n > _SHORTEST, (job.max_length >> k for k in itertools.count(1))))
+        lengths.append(_SHORTEST)
+        near = self._first_that_may_fit(lengths, together) if job.max_length // 2 >= _SHORTEST else None
+        if near is None:
             return
-        while length > _SHORTEST:
+        for number, length in enumerate(lengths[near:], start=near):
             if way := self.way(of_length(length)):
-                yield way
-                return
-            length //= 2
-        yield shortest
+                break
+        else:
+            return
+        if number == near:
+            for length in reversed(lengths[:near]):
+                if not (longer := self.way(of_length(length))):
+                    break
+                way = longer
+        yield way
+
+    def _first_that_may_fit(self, lengths: Sequence[int], together: Sequence[_Change]) -> int | None:
+        """The index of the first of these lengths, longest first, at which the job, with changes that were tried, is
+        likely to fit; None if no length can fit. Each trace takes seconds, so the search begins here."""
+        problem = self._problem_of(together[-1]) if together else self.problem
+        if any(change.kind == "exact" for change in together):
+            problem = _without_logits(problem)
+        whole_bytes, least_bytes = _needs(problem)[0], _needs(_without_activations(problem))[0]
+        if least_bytes > problem.gpu_budget_bytes:
+            return None
+        # The bytes of activations are in proportion to the tokens.
+        share = (problem.gpu_budget_bytes - least_bytes) / max(1.0, whole_bytes - least_bytes)
+        tokens = share * problem.chain.slice_tokens
+        return next((n for n, length in enumerate(lengths) if length <= tokens), len(lengths) - 1)
 
     def _problem_of(self, change: _Change) -> Problem:
         """The problem of the job with a change that was tried, and that is possible."""
@@ -269,6 +301,24 @@ class _Trials:
 def _in_8_bits(tensor: Tensor) -> int:
     """The least bytes of a tensor's optimizer states with moments in 8 bits."""
     return (2 + 4 * tensor.has_master) * tensor.elements if tensor.trainable else 0
+
+
+def _without_logits(problem: Problem) -> Problem:
+    """The problem with a head that needs no memory for logits and loss. A job whose head and loss are computed in
+    chunks fits only if this problem does. Its chain is known without a trace."""
+    *blocks, head = problem.chain.blocks
+    options = tuple(replace(o, forward_peak_bytes=0, backward_peak_bytes=0) for o in head.options)
+    blocks.append(replace(head, options=options, forward_held_bytes=0, forward_frame_bytes=0))
+    return replace(problem, chain=replace(problem.chain, blocks=tuple(blocks), lifetimes=(), frame_lifetimes=()))
+
+
+def _without_activations(problem: Problem) -> Problem:
+    """The problem with a model whose activations need no memory, however long its rows are."""
+    chain = problem.chain
+    options = (Option(name="keep"),)
+    blocks = tuple(Block(name=b.name, kind=b.kind, tensors=b.tensors, options=options) for b in chain.blocks)
+    chain = replace(chain, blocks=blocks, start_bytes=0, staged_bytes=0, lifetimes=(), frame_lifetimes=())
+    return replace(problem, chain=chain)
 
 
 @functools.lru_cache(_REMEMBERED)
