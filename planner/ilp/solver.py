@@ -18,7 +18,7 @@ _THREADS = 1
 # ten thousand of these programs.
 _PRESOLVE_RULE_OFF = 1 << 6
 _FEASIBLE = 2  # HiGHS's status of a solution that meets all rows
-_MOST_CHECKS = 3000
+_MOST_CHECKS = 600
 """How often HiGHS asks whether to go on before it is told to stop. Programs of models of up to 80 layers end after at
 most a few hundred. This limit, unlike one in seconds, ends the same program at the same solution on any machine."""
 _MOST_NODES = 3000  # the same limit for CBC, which counts nodes

@@ -287,7 +287,7 @@ def test_what_goes_to_the_device_first_where_the_host_is_full_has_its_states_in_
     all_there = states_on_disk._on_disk(problem(10**9), ["l3.a", "l3.b", "l4.a", "l4.b", "l5.a", "l5.b", "h"]).setting
     need = host_bytes(frugal(all_there, lambda _: 0, lambda d: host_bytes(d, all_there)), all_there)
     less = replace(all_there, budgets=Budgets(gpu_bytes=10**9, cpu_bytes=need - 50 * 10**6))
-    made = frugal(less, lambda d: d.source != "frugal, host full", lambda d: host_bytes(d, less))
+    made = frugal(less, lambda d: 10**15 * (d.source != "frugal, host full"), lambda d: host_bytes(d, less))
     assert [j.tensor.name for j in made.schedules if j.side is Side.GPU] == ["l1.b", "l2.a", "l2.b"]
 
 
