@@ -79,7 +79,7 @@ def _fitting(receipt: Receipt) -> Iterator[tuple[str, str | Text]]:
     yield "plan", quality(receipt)
     yield "limit", f"{receipt.loads[0].resource}, busy {receipt.loads[0].share:.0%} of the step"
     yield "", " · ".join(f"{load.resource} {load.share:.0%}" for load in receipt.loads[1:])
-    yield "updates", f"{receipt.cpu_update_share:.0%} of the parameters on the CPU"
+    yield "updates", f"{receipt.cpu_update_share:.0%} of the trained parameters on the CPU"
     yield "blocks", " · ".join(option_runs(receipt.options))
     if any("-" in option for option in receipt.options):
         yield "", "(numbered options differ in which of a block's values stay, move or are recomputed)"
@@ -157,7 +157,7 @@ def _solved(solved: Solved) -> Rows:
         ("GPU memory", f"peak {format_bytes(solved.gpu_peak_bytes)}"),
         ("host memory", f"peak {format_bytes(solved.cpu_peak_bytes)}"),
         ("blocks", " · ".join(option_runs(solved.options))),
-        ("updates", f"{solved.cpu_update_share:.0%} of the parameters on the CPU"),
+        ("updates", f"{solved.cpu_update_share:.0%} of the trained parameters on the CPU"),
         *(("" if number else "stages", str(stage)) for number, stage in enumerate(solved.stages)),
     ]
 

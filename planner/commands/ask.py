@@ -234,7 +234,8 @@ def _too_large(job: Job, problem: Problem, least: int | None, traces: Traces, te
 def _more_machine(problem: Problem, least: int | None, least_cpu: int | None) -> Iterator[str]:
     """Descriptions of machines with more memory, on which the job fits as it is."""
     if least_cpu is not None and least_cpu > problem.cpu_budget_bytes:
-        yield f"{needed_cpu_memory(least_cpu) // 2**30} GiB of RAM"
+        ram_gib = needed_cpu_memory(least_cpu) // 2**30
+        yield f"{ram_gib} GiB of RAM (--cpu-memory {ram_gib}GiB)"
         parameters = sum(t.elements for t in problem.chain.tensors()) * problem.cpu_budget_bytes / least_cpu
         yield f"this host and a model of about {parameters / 1e9:.1f} billion parameters"
     if least is None or least <= problem.gpu_budget_bytes:

@@ -7,8 +7,8 @@ several GPUs stay out, too. A machine with such a card can be described in a fil
 
 The columns:
 
-- `GiB`: memory; the 141 GB of an H200 are 10^9 bytes each. `GB/s`: its bandwidth, which is `bus` (bits) × `Gbps` / 8
-  (gigabits per second and pin).
+- `GiB`: memory; an H200's 141 GB are 140 (one that was seen left 136 to a job). `GB/s`: its bandwidth, which is `bus`
+  (bits) × `Gbps` / 8 (gigabits per second and pin).
 - `FP32`: TFLOP/s without tensor cores, which is 2 × `cores` × `MHz`. `MHz`: the boost clock of the reference card. A
   laptop's is the highest of the range that NVIDIA lists, reached at the highest power limit; at the lowest it is 57 to
   80% of that.
@@ -128,7 +128,7 @@ rtxpro6000           96 1792.0   512   28.0  126.0  24064  2617   503.8  pcie5x1
 h100-pcie            80 2039.0  5120  3.186  51.22  14592  1755   756.0  pcie5x16  server5 H100 PCIe 80 GB
 h100-nvl             94 3938.0  6016  5.238  60.32  16896  1785   835.5  pcie5x16  server5 H100 NVL 94 GB
 h100                 80 3350.0  5120  5.234   66.9  16896  1980   989.4  pcie5x16  server5 H100 SXM 80 GB
-h200                131 4800.0  6144   6.25   66.9  16896  1980   989.4  pcie5x16  server5 H200 SXM 141 GB
+h200                140 4800.0  6144   6.25   66.9  16896  1980   989.4  pcie5x16  server5 H200 SXM 141 GB
 b200                180 7700.0  8192   7.52   74.5  18944  1965  2250.0  pcie5x16  server5 B200 SXM 180 GB
 """
 

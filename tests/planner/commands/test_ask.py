@@ -117,7 +117,7 @@ def test_a_quarter_of_llama_8b_does_not_fit_a_3060_with_so_much_ram_and_why(quar
     assert found.least_cpu_budget_bytes is not None
     assert 12 * found.parameters < found.least_cpu_budget_bytes <= 16 * found.parameters
     assert found.cpu_budget_bytes < found.least_cpu_budget_bytes
-    assert "48 GiB of RAM" in found.fits_with
+    assert "48 GiB of RAM (--cpu-memory 48GiB)" in found.fits_with
     assert any(re.fullmatch("LoRA: at least .*; --set method=lora", text) for text in found.fits_with)
     assert not any("max_length" in text for text in found.fits_with), "shorter rows are no help to a full host"
     assert {share.name: share.bytes for share in found.disk}["a checkpoint being written"] == 12 * found.parameters
@@ -129,7 +129,7 @@ def test_with_a_drive_as_much_ram_is_named_as_is_needed_beside_it(quarter: Path)
     found = ask(job_of(quarter), hardware)
     assert found.status == "infeasible" and found.least_cpu_budget_bytes is not None
     assert found.cpu_budget_bytes < found.least_cpu_budget_bytes <= 1.5 * found.parameters
-    assert "8 GiB of RAM" in found.fits_with
+    assert "8 GiB of RAM (--cpu-memory 8GiB)" in found.fits_with
 
 
 def test_llama_8b_on_a_3060_with_192_gib_computes_most_of_the_time(llama_8b: Path) -> None:

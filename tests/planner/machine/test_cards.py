@@ -56,7 +56,7 @@ def test_cards_of_which_plans_are_kept_have_the_figures_they_had() -> None:
         "rtx4060ti": (16, 288e9, 22.06e12, 44.12e12, "pcie4x8"),
         "rtx4090": (24, 1008e9, 82.58e12, 165.16e12, "pcie4x16"),
         "a100": (80, 2039e9, 19.5e12, 312e12, "pcie4x16"),
-        "h200": (131, 4800e9, 66.9 * 1e12, 989.4e12, "pcie5x16"),
+        "h200": (140, 4800e9, 66.9 * 1e12, 989.4e12, "pcie5x16"),
     }
 
 
