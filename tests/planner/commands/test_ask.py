@@ -31,7 +31,8 @@ from planner.reports.make_receipt import LAUNCHING
 from planner.reports.receipt import Prospect, Receipt
 from planner.search.make_plan import GAP
 from planner.whatif.trace import problem_of, traced
-from planner.whatif.ways_to_fit import Way, ways_to_fit
+from planner.whatif.traced import Traced
+from planner.whatif.ways_to_fit import Way, _without_activations, _without_logits, ways_to_fit
 from tests.support.analyses import analyse_once
 
 GIB = 2**30
@@ -303,6 +304,45 @@ def test_where_no_change_is_enough_two_together_are_tried_and_then_shorter_rows(
     _, ways = tried(job, gpu_bytes=half)
     (shorter,) = (str(way) for way in ways if way.text.startswith("shorter rows"))
     assert "--set max_length=512" in shorter
+
+
+def test_the_longest_rows_that_fit_are_found_with_few_traces(small: Path) -> None:
+    job = job_of(small, length=8192).model_copy(update={"exact": False})
+    cpu, rtx3060 = torch.device("cpu"), preset("rtx3060", bf16=True)
+    for length in (4096, 1024, 256):
+        least = problem_of(job.model_copy(update={"max_length": length}), rtx3060, cpu).least_bytes()
+        assert least is not None
+        problem = replace(problem_of(job, rtx3060, cpu), gpu_budget_bytes=least)
+        lengths: list[int] = []
+
+        def trace(changed: Job, lengths: list[int] = lengths) -> Traced:
+            lengths.append(changed.max_length)
+            return traced(changed, hardware=rtx3060)
+
+        ways = list(ways_to_fit(job, problem, trace, runs=False))
+        (shorter,) = (way for way in ways if way.text == "shorter rows")
+        assert dict(shorter.keys)["max_length"] == length
+        assert len([each for each in lengths if each < job.max_length]) <= 3, lengths
+
+
+def test_chunks_that_cannot_be_enough_are_not_traced_and_their_bound_is_one(small: Path) -> None:
+    job, cpu, rtx3060 = job_of(small, length=1024), torch.device("cpu"), preset("rtx3060", bf16=True)
+    problem = problem_of(job, rtx3060, cpu)
+    bound = _without_logits(problem).least_bytes()
+    in_chunks = problem_of(job.model_copy(update={"exact": False}), rtx3060, cpu).least_bytes()
+    without_rows = _without_activations(problem).least_bytes()
+    assert bound is not None and in_chunks is not None and without_rows is not None
+    assert without_rows < bound <= in_chunks < problem.gpu_budget_bytes
+    for gpu_bytes, is_traced in ((bound - 1, False), (in_chunks, True)):
+        seen: set[tuple[str, int, bool]] = set()
+
+        def trace(changed: Job, seen: set[tuple[str, int, bool]] = seen) -> Traced:
+            seen.add((changed.method, changed.max_length, changed.exact))
+            return traced(changed, hardware=rtx3060)
+
+        ways = list(ways_to_fit(job, replace(problem, gpu_budget_bytes=gpu_bytes), trace, runs=False))
+        assert any(way.text == "head and loss in chunks, not bitwise" for way in ways) == is_traced
+        assert (("full", 1024, False) in seen) == is_traced
 
 
 def test_where_nothing_makes_it_fit_that_is_said(small: Path) -> None:
