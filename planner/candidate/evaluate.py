@@ -18,7 +18,6 @@ from planner.schedule.plan import Plan
 from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
 
-
 _REMEMBERED = 128  # candidates whose bytes are kept
 _FEW = 4  # plans that are kept
 

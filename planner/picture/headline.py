@@ -55,7 +55,11 @@ def summary(drawing: Drawing) -> str:
     share = on_cpu / sum(elements.values()) if elements else 0.0
     up = sum(op.bytes for op in drawing.program.ops if op.kind is OpKind.FETCH)
     down = sum(op.bytes for op in drawing.program.ops if op.kind is OpKind.SEND)
-    updates = f"The CPU updates {_percent(share)} of the trained parameters" if on_cpu else "The GPU updates all trained parameters"
+    updates = (
+        f"The CPU updates {_percent(share)} of the trained parameters"
+        if on_cpu
+        else "The GPU updates all trained parameters"
+    )
     wait = ", once the norm of all gradients is known" if plan.clip else ""
     return (
         f"{_treated(drawing)} {updates}{wait}. In every step "

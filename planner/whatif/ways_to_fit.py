@@ -228,17 +228,15 @@ class _Trials:
         near = self._first_that_may_fit(lengths, together) if job.max_length // 2 >= _SHORTEST else None
         if near is None:
             return
-        for number, length in enumerate(lengths[near:], start=near):
-            if way := self.way(of_length(length)):
-                break
-        else:
-            return
-        if number == near:
+        if way := self.way(of_length(lengths[near])):
             for length in reversed(lengths[:near]):
                 if not (longer := self.way(of_length(length))):
                     break
                 way = longer
-        yield way
+        else:
+            way = next((way for length in lengths[near + 1 :] if (way := self.way(of_length(length)))), None)
+        if way:
+            yield way
 
     def _first_that_may_fit(self, lengths: Sequence[int], together: Sequence[_Change]) -> int | None:
         """The index of the first of these lengths, longest first, at which the job, with changes that were tried, is
