@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from planner.graph.true_layouts import knows, true_result
 
@@ -100,6 +103,52 @@ def fake_weights(
     """A context in which all parameters of `module` (and buffers, if asked) are fake and contiguous, as they are when
     the block runs. It does not matter whether they were real, on meta, or expanded from one element."""
     return other_weights(module, lambda tensor: mode.empty(tensor, device), buffers=buffers)
+
+
+@contextlib.contextmanager
+def fake_model(model: nn.Module, mode: FakeMode, device: torch.device) -> Iterator[None]:
+    """A context in which the model runs on fake weights and real buffers, and all that depends on weights is fake. What
+    is computed from buffers and the batch alone is real, so that code that looks at it branches as in training, but for
+    tensors of very many elements: the masks of long rows would take gigabytes, and nobody looks at their values."""
+    with fake_weights(model, mode, device, buffers=False), _LargeAsFake(mode.mode):
+        yield
+
+
+_LARGE = 1 << 26  # elements: the mask of one row of 8192 tokens
+
+
+class _LargeAsFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode in which results of at least `_LARGE` elements are fake, although what they are computed from is real."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.mode = mode
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not _is_large(func, args, kwargs):
+            return func(*args, **kwargs)
+        fakes = tree_map_only(Tensor, self.mode.from_tensor, (tuple(args), dict(kwargs)))
+        with self.mode:
+            return func(*fakes[0], **fakes[1])
+
+
+def _is_large(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation on real tensors makes a new one of very many elements."""
+    schema = func._schema
+    if schema.is_mutable or func.is_view:
+        return False
+    tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+    if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):
+        return False
+    if tensors:
+        shapes = {tensor.shape for tensor in tensors}
+        if torch.Tag.pointwise in func.tags and len(shapes) > 1:
+            shapes = {torch.broadcast_shapes(*shapes)}  # type: ignore[no-untyped-call]
+        return max(map(math.prod, shapes)) >= _LARGE
+    sizes = args[0] if args and isinstance(args[0], (list, tuple)) else ()
+    device = kwargs.get("device")
+    return bool(sizes) and math.prod(sizes) >= _LARGE and not (device and torch.device(device).type == "meta")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 from planner.errors import Exit, UserError
-from planner.graph.fake import FakeMode, fake_weights, same_buffers
+from planner.graph.fake import FakeMode, fake_model, same_buffers
 from planner.graph.joint import untraceable
 from planner.graph.repeated_layers import Turns
 from planner.graph.signature import flatten_call, left_in, mappings_of
@@ -211,7 +211,7 @@ def record_forward(
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     root, hooks = ModuleCall("", model, 0, ""), []
     parameters = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
-    with fake_weights(model, mode, device, buffers=False), same_buffers(model):
+    with fake_model(model, mode, device), same_buffers(model):
         record = Record(root, [*parameters, *model.named_parameters()], [*model.buffers(), *batch.values()])
         begin, end = record.begin_call, record.end_call
         for module in model.modules():

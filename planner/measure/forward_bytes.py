@@ -14,7 +14,7 @@ from transformers import GenerationMixin
 
 from planner.cpu.meter import Meter
 from planner.graph import BlockNames, EagerPair, flatten_call, mappings_of
-from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_model
 from planner.measure.frame_bytes import frame_alone
 from planner.models.encoder_decoder import has_pairs
 from planner.schedule.forward_program import ForwardBytes
@@ -66,7 +66,7 @@ def measure_forward(
             meter.add(tensor)
         return code.result.deliver(outputs, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
 
-    with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter), eval_mode(model):
+    with frame_alone(model, names, fake_model(model, mode, device), enter), eval_mode(model):
         with meter.host():
             for tensor in (*model.parameters(), *model.buffers(), *tensors):
                 meter.add(tensor)

@@ -33,7 +33,7 @@ from planner.graph import (
     trace_block,
     tried_on_cpu,
 )
-from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights, same_buffers
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_model, same_buffers
 from planner.graph.scratch import ScratchMeter
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn, not_profiled
@@ -106,7 +106,7 @@ def trace_blocks(
         results = [t.requires_grad_(d) for t, d in zip(outputs, grads, strict=True)]
         return joint.result.deliver(results, flatten_call(args, kwargs)[1], mappings_of(args, kwargs))
 
-    with frame_alone(model, names, fake_weights(model, mode, device, buffers=False), enter):
+    with frame_alone(model, names, fake_model(model, mode, device), enter):
         model(**{name: t.to(device) for name, t in batch.items()}, **model_kwargs)
     return joints
 
@@ -228,7 +228,7 @@ class _Run:
         return len(self.names.all) - 1
 
     def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
-        weights = fake_weights(self.model, self.mode, self.device, buffers=False)
+        weights = fake_model(self.model, self.mode, self.device)
         with frame_alone(self.model, self.names, weights, self.enter):
             with self.meter.host():
                 for tensor in (*self.model.parameters(), *self.model.buffers(), *batch.values()):

@@ -35,7 +35,7 @@ from planner.graph import (
     mappings_of,
     run_slice,
 )
-from planner.graph.fake import FAKE_TYPES, FakeMode, fake_weights
+from planner.graph.fake import FAKE_TYPES, FakeMode, fake_model
 from planner.graph.scratch import ScratchMeter
 from planner.graph.tangents import Layout
 from planner.measure.fake_blocks import ChunkedStandIn, HeadStandIn, Shared, StandIn
@@ -259,7 +259,7 @@ class _Run:
 
     def run(self, batch: Mapping[str, Tensor], model_kwargs: Mapping[str, Any]) -> None:
         head, log = len(self.names.all) - 1, self.log
-        weights = fake_weights(self.model, self.mode, self.device, buffers=False)
+        weights = fake_model(self.model, self.mode, self.device)
         with frame_alone(self.model, self.names, weights, self.enter):
             parameters = self._own_parameters()
             with log.host():
