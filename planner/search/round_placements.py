@@ -226,8 +226,8 @@ def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, sourc
     """Return a candidate plan of whole tensors near the integer program's `solution`, evaluated; None where none was
     found that fits the budgets. `source`: what the candidate is called in logs.
 
-    Where whole tensors do not fit although the solution's fractions did, the program's solution for a smaller budget,
-    less by the excess, is rounded instead. Near the least possible budget it has no solution for less, and then each
+    Where whole tensors do not fit although the solution's fractions did, the program's solution for budgets that are
+    smaller by about the excess is rounded instead. Near the least possible budget it has no solution for less, and then each
     block is rounded separately.
     """
     instance = make_instance(setting)
@@ -256,8 +256,8 @@ def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, sourc
 def _fitting(
     setting: Setting, placements: Sequence[Placement], options: Sequence[int], source: str
 ) -> tuple[Evaluation | None, tuple[int, int]]:
-    """Return the candidate for these placements, evaluated, if it fits the budgets; else None and the excess bytes on
-    device and host."""
+    """Return the candidate for these placements, evaluated, if it fits the budgets; else None, and by how many bytes
+    the budgets of device and host should be smaller."""
     chain = setting.chain
     moving = {placement.tensor.name for placement in placements}
     home = [at_home(chain, tensor, setting.clip) for tensor in chain.tensors() if tensor.name not in moving]
@@ -266,7 +266,8 @@ def _fitting(
     if schedules is None:  # mostly since the host has no room for whole tensors, whenever they move
         schedules = in_their_stages(setting, placements)
         candidate = Candidate(options=names, schedules=(*schedules, *home), source=source)
-        return None, (0, max(0, host_bytes(candidate, setting) - setting.budgets.cpu_bytes))
+        excess = host_bytes(candidate, setting) - setting.budgets.cpu_bytes
+        return None, (0, max(0, math.ceil(excess / 2)))  # other tensors are chosen then: mostly half is enough
     candidate = Candidate(options=names, schedules=(*schedules, *home), source=source)
     seen = evaluate(setting, candidate)
     if min(seen.room_bytes) < 0:
