@@ -227,8 +227,8 @@ def rounded_candidate(setting: Setting, solution: Solution, *, gap: float, sourc
     found that fits the budgets. `source`: what the candidate is called in logs.
 
     Where whole tensors do not fit although the solution's fractions did, the program's solution for budgets that are
-    smaller by about the excess is rounded instead. Near the least possible budget it has no solution for less, and then each
-    block is rounded separately.
+    smaller by about the excess is rounded instead. Near the least possible budget it has no solution for less, and then
+    each block is rounded separately.
     """
     instance = make_instance(setting)
     limits = limits_of(instance)
