@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -108,8 +113,9 @@ def fake_weights(
 @contextlib.contextmanager
 def fake_model(model: nn.Module, mode: FakeMode, device: torch.device) -> Iterator[None]:
     """A context in which the model runs on fake weights and real buffers, and all that depends on weights is fake. What
-    is computed from buffers and the batch alone is real, so that code that looks at it branches as in training, but for
-    tensors of very many elements: the masks of long rows would take gigabytes, and nobody looks at their values."""
+    is computed from buffers and the batch alone is real, so that code that looks at it branches as in training. Only
+    results of at least `_LARGE` elements are fake, too: the masks of long rows would take gigabytes. Code that looks at
+    the values of these raises an error."""
     with fake_weights(model, mode, device, buffers=False), _LargeAsFake(mode.mode):
         yield
 
@@ -126,17 +132,19 @@ class _LargeAsFake(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not _is_large(func, args, kwargs):
-            return func(*args, **kwargs)
-        fakes = tree_map_only(Tensor, self.mode.from_tensor, (tuple(args), dict(kwargs)))
-        with self.mode:
-            return func(*fakes[0], **fakes[1])
+        if _may_be_large(func, args, kwargs):
+            fakes = tree_map_only(Tensor, self.mode.from_tensor, (tuple(args), dict(kwargs)))
+            with self.mode, contextlib.suppress(DataDependentOutputException, DynamicOutputShapeException):
+                result = func(*fakes[0], **fakes[1])
+                if any(isinstance(leaf, Tensor) and leaf.numel() >= _LARGE for leaf in tree_leaves(result)):
+                    return result
+        return func(*args, **kwargs)
 
 
-def _is_large(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether an operation on real tensors makes a new one of very many elements."""
-    schema = func._schema
-    if schema.is_mutable or func.is_view:
+def _may_be_large(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether an operation on real tensors may make a new one of at least `_LARGE` elements."""
+    schema = getattr(func, "_schema", None)
+    if schema is None or schema.is_mutable or func.is_view:
         return False
     tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
     if any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors):

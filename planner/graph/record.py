@@ -211,7 +211,7 @@ def record_forward(
     batch = {name: tensor.to(device) for name, tensor in batch.items()}
     root, hooks = ModuleCall("", model, 0, ""), []
     parameters = [*model.named_parameters()]  # the model's code may hold a reference to a real parameter
-    with fake_model(model, mode, device), same_buffers(model):
+    with same_buffers(model), fake_model(model, mode, device):
         record = Record(root, [*parameters, *model.named_parameters()], [*model.buffers(), *batch.values()])
         begin, end = record.begin_call, record.end_call
         for module in model.modules():

@@ -47,7 +47,7 @@ def _plain(name: str) -> str:
 
 
 def _gigabytes(card: Card) -> int:
-    """The memory as the card's name has it: an H200 with "141 GB" has 131 GiB."""
+    """The memory as the card's name has it: an H200, sold with "141 GB", has 140 GiB."""
     size = re.search(r"([0-9]+) GB$", card.name)
     return int(size[1]) if size else card.memory_bytes // 2**30
 

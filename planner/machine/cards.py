@@ -7,8 +7,8 @@ several GPUs stay out, too. A machine with such a card can be described in a fil
 
 The columns:
 
-- `GiB`: memory; an H200's 141 GB are 140 (one that was seen left 136 to a job). `GB/s`: its bandwidth, which is `bus`
-  (bits) × `Gbps` / 8 (gigabits per second and pin).
+- `GiB`: memory; an H200, sold with 141 GB, has 140 GiB (on the one measured, 136 GiB were free for a job). `GB/s`: its
+  bandwidth, which is `bus` (bits) × `Gbps` / 8 (gigabits per second and pin).
 - `FP32`: TFLOP/s without tensor cores, which is 2 × `cores` × `MHz`. `MHz`: the boost clock of the reference card. A
   laptop's is the highest of the range that NVIDIA lists, reached at the highest power limit; at the lowest it is 57 to
   80% of that.

@@ -169,8 +169,8 @@ def frame_alone(
         module.forward = functools.partial(stand_in, index, module, module.forward)
     try:
         with (
-            weights,
             same_buffers(model),
+            weights,
             torch.autograd.set_multithreading_enabled(False),
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),

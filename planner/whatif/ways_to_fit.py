@@ -190,7 +190,7 @@ class _Trials:
         return Way(text=change.text, keys=tuple(keys.items()), least_bytes=least)
 
     def way_of_both(self, one: _Change, other: _Change) -> Way | None:
-        """Both changes, of which each was tried, as a way, if the job fits with them."""
+        """Both changes as a way, if the job fits with them. Each was tried alone, or its bound was."""
         for change, more in ((one, other), (other, one)):
             if more.kind == "exact" and not _without_logits(self._problem_of(change)).fits():
                 return None
@@ -211,32 +211,43 @@ class _Trials:
         those of `others`, changes that are not enough alone, that ease what shorter rows cannot."""
         whole = self.traced(self.job).has_router_loss
         job = self.job if whole else self.job.model_copy(update=_rows(self.job, 1))
-        together = [change for change in others if change.kind == "exact" and self._has_eased(change)[0]]
-        if self.short_of_host:
-            easing = [change for change in others if self._has_eased(change)[1]]
-            together += sorted(easing, key=lambda change: _needs(self._problem_of(change))[1])[:1]
+        chunks = [change for change in others if change.kind == "exact" and self._has_eased(change)[0]]
+        easing = [change for change in others if self._has_eased(change)[1]] if self.short_of_host else []
+        least = sorted(easing, key=lambda change: _needs(self._problem_of(change))[1])[:1]
+        for together in ([*chunks, *least], least):
+            if way := self._longest_rows(job, together):
+                yield way
+                return
+            if not chunks or self._tried.get(self._shorter(job, _SHORTEST, together).text) is not None:
+                return  # else the model's head cannot run in chunks
 
-        def of_length(length: int) -> _Change:
-            keys: dict[str, object] = {"max_length": length, "per_device_train_batch_size": job.slice_rows}
-            if job.gradient_accumulation_steps != self.job.gradient_accumulation_steps:
-                keys["gradient_accumulation_steps"] = job.gradient_accumulation_steps
-            shorter = _Change(kind="length", text="shorter rows", keys=keys)
-            return functools.reduce(_Change.together_with, together, shorter)
+    def _shorter(self, job: Job, length: int, together: Sequence[_Change]) -> _Change:
+        """Rows of this length and the slices of `job`, with further changes."""
+        keys: dict[str, object] = {"max_length": length, "per_device_train_batch_size": job.slice_rows}
+        if job.gradient_accumulation_steps != self.job.gradient_accumulation_steps:
+            keys["gradient_accumulation_steps"] = job.gradient_accumulation_steps
+        return functools.reduce(_Change.together_with, together, _Change(kind="length", text="shorter rows", keys=keys))
+
+    def _longest_rows(self, job: Job, together: Sequence[_Change]) -> Way | None:
+        """The longest rows that fit, with the slices of `job` and further changes."""
+
+        def way(length: int) -> Way | None:
+            return self.way(self._shorter(job, length, together))
 
         lengths = list(itertools.takewhile(lambda n: n > _SHORTEST, (job.max_length >> k for k in itertools.count(1))))
         lengths.append(_SHORTEST)
         near = self._first_that_may_fit(lengths, together) if job.max_length // 2 >= _SHORTEST else None
         if near is None:
-            return
-        if way := self.way(of_length(lengths[near])):
+            return None
+        if found := way(lengths[near]):
             for length in reversed(lengths[:near]):
-                if not (longer := self.way(of_length(length))):
+                if not (longer := way(length)):
                     break
-                way = longer
-        else:
-            way = next((way for length in lengths[near + 1 :] if (way := self.way(of_length(length)))), None)
-        if way:
-            yield way
+                found = longer
+            return found
+        if self._tried[self._shorter(job, _SHORTEST, together).text] is None:
+            return None  # these changes are not possible, whatever the length
+        return next((found for length in lengths[near + 1 :] if (found := way(length))), None)
 
     def _first_that_may_fit(self, lengths: Sequence[int], together: Sequence[_Change]) -> int | None:
         """The index of the first of these lengths, longest first, at which the job, with changes that were tried, is
@@ -302,8 +313,8 @@ def _in_8_bits(tensor: Tensor) -> int:
 
 
 def _without_logits(problem: Problem) -> Problem:
-    """The problem with a head that needs no memory for logits and loss. A job whose head and loss are computed in
-    chunks fits only if this problem does. Its chain is known without a trace."""
+    """The problem with a head that needs no memory for logits and loss. If this problem does not fit, head and loss in
+    chunks cannot make the job fit. Its chain is known without a trace."""
     *blocks, head = problem.chain.blocks
     options = tuple(replace(o, forward_peak_bytes=0, backward_peak_bytes=0) for o in head.options)
     blocks.append(replace(head, options=options, forward_held_bytes=0, forward_frame_bytes=0))
@@ -315,7 +326,16 @@ def _without_activations(problem: Problem) -> Problem:
     chain = problem.chain
     options = (Option(name="keep"),)
     blocks = tuple(Block(name=b.name, kind=b.kind, tensors=b.tensors, options=options) for b in chain.blocks)
-    chain = replace(chain, blocks=blocks, start_bytes=0, staged_bytes=0, lifetimes=(), frame_lifetimes=())
+    chain = replace(
+        chain,
+        blocks=blocks,
+        start_bytes=0,
+        staged_bytes=0,
+        slice_tokens=0,
+        distinct_tokens=(),
+        lifetimes=(),
+        frame_lifetimes=(),
+    )
     return replace(problem, chain=chain)
 
 

@@ -26,6 +26,7 @@ FIRST = {
     "planner/measure/frame_bytes.py:trace_blocks": "blocks and frame are traced before",
     "planner/measure/frame_bytes.py:trace_blocks.<locals>.<dictcomp>": "blocks and frame are traced before",
     "planner/cpu/meter.py:_Watch.__torch_dispatch__": "blocks and frame are traced before",
+    "planner/graph/fake.py:_LargeAsFake.__torch_dispatch__": "blocks and frame are traced before",
 }
 """Beside them, where slices are of a shape for the first time."""
 

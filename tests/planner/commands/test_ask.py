@@ -345,6 +345,25 @@ def test_chunks_that_cannot_be_enough_are_not_traced_and_their_bound_is_one(smal
         assert (("full", 1024, False) in seen) == is_traced
 
 
+def test_a_model_that_refuses_chunks_is_told_of_shorter_rows_without_them(small: Path) -> None:
+    job, cpu, rtx3060 = job_of(small, length=1024), torch.device("cpu"), preset("rtx3060", bf16=True)
+    least = problem_of(job.model_copy(update={"max_length": 256}), rtx3060, cpu).least_bytes()
+    assert least is not None
+    refused: list[int] = []
+
+    def trace(changed: Job) -> Traced:
+        if not changed.exact:
+            refused.append(changed.max_length)
+            raise UserError("The model uses its logits for more than the loss.", code="loss-not-in-chunks")
+        return traced(changed, hardware=rtx3060)
+
+    problem = replace(problem_of(job, rtx3060, cpu), gpu_budget_bytes=least)
+    assert not _without_logits(problem).fits(), "chunks alone are excluded by their bound, not by a trace"
+    (shorter,) = (way for way in ways_to_fit(job, problem, trace, runs=False) if way.text.startswith("shorter rows"))
+    assert (shorter.text, dict(shorter.keys)["max_length"]) == ("shorter rows", 256)
+    assert len(refused) <= 2
+
+
 def test_where_nothing_makes_it_fit_that_is_said(small: Path) -> None:
     found = asked(job_of(small, length=64).model_copy(update={"gpu_budget": 2**16}), "rtx3060", 32)
     assert found.status == "infeasible"

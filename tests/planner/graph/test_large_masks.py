@@ -84,6 +84,8 @@ def test_only_large_results_of_real_tensors_are_fake(monkeypatch: pytest.MonkeyP
     with fake_model(torch.nn.Linear(2, 2), mode, torch.device("cpu")):
         large: list[Tensor] = [row[:, None] <= row, torch.ones(10, 10), torch.zeros(100), row.expand(10, 10) + 1]
         small: list[Tensor] = [row + 1, torch.ones(3), row.expand(10, 10), row[:, None] <= row[:9]]
+        small += [row.expand(10, 10).sum(), row.expand(99, 10).max(1)[0], row.expand(10, 10)[row > 7].nonzero()]
+        assert (row.expand(10, 10) < 10).numel() == 100 and int(row.expand(10, 10).max()) == 9
         row.add_(1)
     assert all(isinstance(tensor, FakeTensor) for tensor in large)
     assert not any(isinstance(tensor, FakeTensor) for tensor in small)
