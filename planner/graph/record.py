@@ -203,7 +203,8 @@ def record_forward(
 ) -> tuple[ModuleCall, Record]:
     """Record one forward of `model` on `batch`, inside the context that `around` makes. Returns the root of the tree
     of module calls, and the record. Parameters are fake, buffers and the batch are real: only values that depend on
-    weights are fake, so code that looks at positions or masks takes the same branch as in training.
+    weights, and very large ones, are fake (`fake_model`), so code that looks at positions or masks takes the same
+    branch as in training.
 
     Raises UserError; afterwards `running` names the modules that were running, outermost first.
     """

@@ -3,8 +3,8 @@ its part of backward.
 
 The model's own forward, and the parts of backward between the blocks, run once for one micro-batch, on fake tensors.
 Fake tensors have shapes, strides and lifetimes, so that a meter can count their bytes, but no memory. Parameters and
-all that depends on them are fake. The batch, positions and masks are real, so that code that looks at them branches as
-in training.
+all that depends on them are fake. The batch, positions and masks (but those of very long rows) are real, so that code
+that looks at them branches as in training.
 """
 
 from __future__ import annotations
