@@ -54,7 +54,8 @@ def test_a_job_is_handed_in_followed_and_asked_for_from_elsewhere(there: House, 
     there.wait_for(job, "done")
     assert json.loads(offmate("show", str(job), "--json").output)["state"] == "done"
     (here / "job.yaml").write_text(text.replace("run_name: held\n", "").replace("60", "3"))
-    assert offmate("run", "job.yaml").exit_code == 0
+    answer = offmate("run", "job.yaml")
+    assert answer.exit_code == 0, answer.output
     assert not (here / "state").exists(), "nothing is started or kept here"
 
 
