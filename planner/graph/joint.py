@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -131,7 +132,10 @@ def _trace(
             torch.random.fork_rng(devices=[]),
             torch.enable_grad(),
             torch.autocast(device.type, dtype=autocast, enabled=autocast is not None),
+            warnings.catch_warnings(),
         ):
+            # The tracer lets autograd warn where an error comes from, also when Ctrl-C comes in the middle of backward.
+            warnings.filterwarnings("ignore", "Error detected in .*", UserWarning)
             arguments = (*inputs, *begun_gradients(inputs, layout))
             exported = aot_export_joint_with_descriptors(stack, flat, arguments)
     except Exception as error:  # an error of the model's own code or of the tracer: the message names it as the cause

@@ -160,7 +160,8 @@ def cut_power(trial: Trial) -> None:
         with run.metrics.open("ab") as file:
             file.write(HALF_A_LINE)
         (run.path / ".plan.json.new").write_text("{")
-        run.process.write_text(run.process.read_text().replace(this_boot, ELSEWHEN))
+        if run.process.exists():  # else the run had just ended
+            run.process.write_text(run.process.read_text().replace(this_boot, ELSEWHEN))
     for file in home.paths.broker.rglob("*"):
         if file.is_file():
             file.write_bytes(bytes(512))
