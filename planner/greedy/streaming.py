@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from planner.candidate.candidate import (
     Absence,
@@ -29,6 +30,7 @@ from planner.schedule.chain import Block, Option, Tensor
 from planner.schedule.peak_moments import kept_bytes, moments
 from planner.units import counted
 
+_T = TypeVar("_T")
 PROFILES = ("fast", "recompute", "offload")
 
 
@@ -239,9 +241,7 @@ def _less_on_host(setting: Setting, least: Sequence[str], cpu_bytes: Callable[[C
     return [candidate for candidate in candidates if candidate is not None]
 
 
-def _fewest(
-    plan_of: Callable[[int], Candidate], most: int, bytes_of: Callable[[Candidate], int], budget_bytes: int
-) -> Candidate | None:
+def _fewest(plan_of: Callable[[int], _T], most: int, bytes_of: Callable[[_T], int], budget_bytes: int) -> _T | None:
     """Return the candidate for the smallest count, up to `most`, that needs at most `budget_bytes`. None where count 0
     is enough already, or where not even `most` is. The more, the fewer bytes, and mostly in proportion: so every second
     guess is an interpolation, and the others halve the range."""

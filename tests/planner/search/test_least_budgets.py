@@ -12,7 +12,7 @@ from planner.candidate.candidate import Candidate
 from planner.candidate.evaluate import device_bytes, host_bytes
 from planner.candidate.setting import Budgets, Setting
 from planner.greedy import streaming
-from planner.greedy.streaming import PROFILES, frugal, profile, resident, streamed
+from planner.greedy.streaming import frugal, profile, resident, streamed
 from planner.machine.hardware import Hardware
 from planner.schedule.chain import Chain
 from planner.search import problem as problem_module
@@ -26,7 +26,7 @@ UNLIMITED = 10**9
 @given(
     chain=chains(), hardware=machines(), host=st.sampled_from((2000, 6000, UNLIMITED)), slices=st.sampled_from((1, 3))
 )
-def test_the_frugal_candidate_needs_no_more_than_any_streamed_or_resident_one(
+def test_the_frugal_candidate_needs_no_more_than_those_it_is_chosen_from(
     chain: Chain, hardware: Hardware, host: int, slices: int
 ) -> None:
     setting = Setting(
@@ -41,12 +41,8 @@ def test_the_frugal_candidate_needs_no_more_than_any_streamed_or_resident_one(
     found = frugal(setting, peak, lambda d: host_bytes(d, setting))
     assert len(set(asked)) == len(asked)
     others = [
-        make(setting, profile(setting, name))
-        for name in PROFILES
-        for make in (
-            lambda s, options: streamed(s, options, ahead=False, source=""),
-            lambda s, options: resident(s, options, ""),
-        )
+        resident(setting, profile(setting, "recompute"), ""),
+        *(streamed(setting, profile(setting, name), ahead=False, source="") for name in ("recompute", "offload")),
     ]
     fitting = [device_bytes(d, setting) for d in others if host_bytes(d, setting) <= host]
     assert not fitting or (found is not None and device_bytes(found, setting) <= min(fitting))
@@ -62,7 +58,7 @@ def test_the_smallest_count_that_is_enough_is_found_by_few_guesses(data: st.Data
         guesses.append(count)
         return sizes[count]
 
-    found = streaming._fewest(lambda count: count, len(falls), bytes_of, budget)  # type: ignore[arg-type, return-value]
+    found = streaming._fewest(lambda count: count, len(falls), bytes_of, budget)
     right = next(n for n, size in enumerate(sizes) if size <= budget)
     assert found == (right or None)
     assert len(guesses) <= 2 + 2 * len(falls).bit_length()
@@ -75,7 +71,7 @@ def test_bytes_in_proportion_take_five_guesses() -> None:
         guesses.append(count)
         return 1000 * (1000 - count)
 
-    assert streaming._fewest(lambda count: count, 1000, bytes_of, 311_500) == 689  # type: ignore[arg-type, return-value, comparison-overlap]
+    assert streaming._fewest(lambda count: count, 1000, bytes_of, 311_500) == 689
     assert len(guesses) <= 5
 
 
