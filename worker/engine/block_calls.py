@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,17 @@ from planner.schedule.chain import Chain
 from planner.schedule.items import Item
 from planner.schedule.plan import Plan
 from worker.engine.device_items import Device
-from worker.engine.gradients import Gradients
+
+
+class TakesGradients(Protocol):
+    """Takes the gradients of weights as backward makes them: see worker.engine.gradients.Gradients."""
+
+    def add(self, name: str, k: int, gradient: Tensor, *, fresh: bool, last_block: bool) -> None:
+        """Take `gradient`, that of slice `k`, for the weight `name`. `fresh`: nothing else uses its memory.
+        `last_block`: it comes from the last block's backward."""
+
+    def add_nothing(self, name: str) -> None:
+        """Note that no gradient has reached the weight `name` in this slice."""
 
 
 class ModelBlock:
@@ -183,7 +193,7 @@ class Call(BlockCall):
         if self._input is not None:
             self._items[item].append(self._primals.pop(self._input))
 
-    def backward(self, sums: Gradients) -> list[Tensor | None]:
+    def backward(self, sums: TakesGradients) -> list[Tensor | None]:
         """Run the block's backward. Returns the gradients of its tensor arguments; adds the gradients of weights to
         `sums`."""
         tangents = self.take_tangents()
@@ -204,7 +214,7 @@ class Call(BlockCall):
     def _primal(self, i: int) -> Tensor:
         return self._items[self.block.items[i]][0] if i < self.pair.n_params else self._primals[i]
 
-    def _add(self, sums: Gradients, local: str, gradient: Tensor | None) -> None:
+    def _add(self, sums: TakesGradients, local: str, gradient: Tensor | None) -> None:
         block = self.block
         if gradient is None:
             sums.add_nothing(block.weights[local])
@@ -226,7 +236,7 @@ class ChunkedCall(ChunkedHead):
         """The head's weights on the device, by their names in the module."""
         return {local: self._items[Item.weight(name)][0] for local, name in self.block.weights.items()}
 
-    def backward(self, sums: Gradients) -> list[Tensor | None]:
+    def backward(self, sums: TakesGradients) -> list[Tensor | None]:
         """Run the head's backward. Returns the gradient of its input; adds the gradients of weights to `sums`."""
         names, k = self.block.weights, self.k
         return self.finish(lambda local, grad: sums.add(names[local], k, grad, fresh=True, last_block=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from planner.schedule.plan import Plan
 from worker.engine.actions import Actions
 from worker.engine.block_calls import ModelBlock, model_blocks
 from worker.engine.forward_only import Evaluation, Forward
+from worker.engine.full_gradients import FullGradients, Revise
 from worker.engine.gradients import Gradients
 from worker.engine.rounds import Rounds
 from worker.engine.shared_rows import SharedRows
@@ -109,7 +110,10 @@ class Engine:
         )
         self._rounds = Rounds(
             model,
-            plan=plan,
+            slices=plan.slices,
+            labels={stage.name: str(stage) for stage in plan.stages},
+            # A twentieth is added, because allocators round up.
+            most_bytes=max(plan.gpu_budget_bytes, plan.gpu_peak_bytes * 21 // 20),
             blocks=self._blocks,
             gradients=self._gradients,
             device=self._device,
@@ -126,6 +130,14 @@ class Engine:
             weights=self._weights,
             actions=self._actions,
             machine=self._machine,
+        )
+        self._full_gradients = FullGradients(
+            model,
+            plan=plan,
+            blocks=self._blocks,
+            weights=self._weights,
+            machine=self._machine,
+            memory=self._memory,
         )
         self._staged_bytes = staged_bytes(chain, plan.slices, plan.rounds)
         self.torn = self._stepping = self._gone = False
@@ -261,9 +273,15 @@ class Engine:
 
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Run `block` on these arguments, in place of its module's forward."""
-        if not (self._stepping or self._forward_only.running):
+        runs: Forward | FullGradients | Rounds
+        if self._forward_only.running:
+            runs = self._forward_only
+        elif self._full_gradients.running:
+            runs = self._full_gradients
+        elif self._stepping:
+            runs = self._rounds
+        else:
             raise model_in_engine()
-        runs = self._forward_only if self._forward_only.running else self._rounds
         return runs.enter(block, *args, **kwargs)
 
     def _usable(self, *, computes: bool = False) -> None:
@@ -344,6 +362,26 @@ class Engine:
         self._usable(computes=True)
         self._forward_only.check_generation(prompts, new_tokens=new_tokens)
 
+    def revise(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        names: Collection[str],
+        revise: Revise,
+        states: Callable[[], Iterable[tuple[str, Mapping[str, Tensor]]]],
+        **model_kwargs: Any,
+    ) -> int | None:
+        """Replace frozen weights by what `revise` makes of the gradient of each frozen weight in `names`, the sum over
+        `batches` with the model in evaluation mode: see `worker.engine.full_gradients`. Then replace trained tensors by
+        what `states` gives, in the form of `state`. Finishes pending updates first.
+        `model_kwargs`: further keyword arguments of the model. Returns the most device bytes in use meanwhile (None
+        when they are not counted). After an error some weights are revised and others not: they are `torn`."""
+        self._usable(computes=True)
+        self.drain()
+        self.torn = True
+        peak_bytes = self._full_gradients.run(batches, names, revise, states, model_kwargs)
+        self.torn = False
+        return peak_bytes
+
     def stop_metering(self) -> None:
         """Stop counting device bytes on the CPU, where counting takes time: results of `step` and `evaluate` then have
         `peak_bytes` None. On a GPU counting goes on."""
@@ -372,10 +410,11 @@ class Engine:
         self.drain()
         yield from self._weights.masters()
 
-    def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield (name, {"master": weight}) of every tensor that is not trained, in host memory."""
+    def frozen(self, names: Collection[str] | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield (name, {"master": weight}) of every tensor that is not trained, in host memory; with `names`, only of
+        these."""
         self._usable()
-        yield from self._weights.frozen()
+        yield from self._weights.frozen(names)
 
     def written(self, dtypes: Mapping[str, torch.dtype]) -> Iterator[tuple[str, Any]]:
         """Yield (name, {"weight": tensor}) of each tensor in `dtypes` (name -> dtype), trained or not, one at a time:
@@ -398,6 +437,13 @@ class Engine:
         self._cursor.forget()
         self.torn = False
         self.steps_done = step
+
+    def replace(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
+        """Replace the weights and states of some tensors between two steps: of trained ones by what `state` yields, of
+        frozen ones by what `frozen` yields. Raises ValueError for another model's."""
+        self.drain()
+        with self._machine.computing():
+            self._weights.replace(tensors)
 
     def close(self) -> None:
         """End the engine's threads and free all memory, that of the model's weights included. Pending updates are not

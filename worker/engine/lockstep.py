@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+from typing import Protocol
 
 import torch
 
 from planner.schedule.plan import Direction
-from worker.runtime.interpreter import Cursor, Turn
+from worker.runtime.interpreter import Turn
 from worker.runtime.machine import Machine, RandomState
 from worker.runtime.threads import compute_with
 
@@ -22,6 +23,20 @@ from worker.runtime.threads import compute_with
 class Aborted(BaseException):
     """Raised in the thread of a slice (micro-batch) to end it, because another slice has failed. It is no Exception, so
     that no `except Exception` in a model's forward swallows it."""
+
+
+class Turns(Protocol):
+    """The order in which blocks run on slices: see worker.runtime.interpreter.Cursor."""
+
+    @property
+    def turn(self) -> Turn | None:
+        """The turn that computes now or comes next; None after the last."""
+
+    def start_turn(self) -> Turn:
+        """Wait until the next turn may begin, and return it."""
+
+    def end_turn(self) -> None:
+        """End the present turn."""
 
 
 class Lockstep:
@@ -32,7 +47,7 @@ class Lockstep:
     `holder` is the slice that computes. The threads live as long as this object, because each has a pool of OpenMP
     threads. A single slice runs in the caller's thread."""
 
-    def __init__(self, slices: int, cursor: Cursor, machine: Machine) -> None:
+    def __init__(self, slices: int, cursor: Turns, machine: Machine) -> None:
         self.holder = 0
         self._slices, self._cursor, self._machine = slices, cursor, machine
         self._gates: list[threading.Semaphore] = []

@@ -28,13 +28,11 @@ from planner.graph import (
     trace_block,
 )
 from planner.graph.call import Given
-from planner.schedule.plan import Direction, Plan
+from planner.schedule.plan import Direction
 from planner.units import format_bytes, format_bytes_down
-from worker.engine.block_calls import Call, ChunkedCall, ModelBlock
+from worker.engine.block_calls import Call, ChunkedCall, ModelBlock, TakesGradients
 from worker.engine.device_items import Device
-from worker.engine.gradients import Gradients
-from worker.engine.lockstep import Lockstep
-from worker.runtime.interpreter import Cursor
+from worker.engine.lockstep import Lockstep, Turns
 from worker.runtime.machine import Machine
 
 log = logging.getLogger(__name__)
@@ -51,28 +49,30 @@ class Rounds:
         self,
         model: nn.Module,
         *,
-        plan: Plan,
+        slices: int,
+        labels: Mapping[str, str],
+        most_bytes: int,
         blocks: Sequence[ModelBlock],
-        gradients: Gradients,
+        gradients: TakesGradients,
         device: Device,
         machine: Machine,
     ) -> None:
-        self._model, self._slices, self._head = model, plan.slices, len(blocks) - 1
+        """`labels`: stage of a turn -> what it is called in profiles. `most_bytes`: the most device bytes that a block
+        may need that runs by its own code; 0: any."""
+        self._model, self._slices, self._head = model, slices, len(blocks) - 1
         self._gradients, self._device, self._machine = gradients, device, machine
-        # A twentieth is added, because allocators round up.
-        self._most_bytes = max(plan.gpu_budget_bytes, plan.gpu_peak_bytes * 21 // 20)
-        self._labels = {stage.name: str(stage) for stage in plan.stages}  # of turns, in profiles
+        self._labels, self._most_bytes = labels, most_bytes
         # It gives a block without a differentiable argument a node in the frame's graph.
         self._anchor = torch.zeros((), device=machine.device, requires_grad=True)
         self.codes: dict[Hashable, BlockCode] = {}
         self.calls: dict[tuple[int, int], Call | ChunkedCall] = {}
         self._joints: dict[Hashable, Joint] = {}
         self._given_to: list[Given] = []  # what blocks of each slice were given
-        self._cursor: Cursor  # `open` sets both
+        self._cursor: Turns  # `open` sets both
         self._lockstep: Lockstep
 
-    def open(self, cursor: Cursor) -> None:
-        """Take the order of operations from `cursor`, the place in a program, until `close`."""
+    def open(self, cursor: Turns) -> None:
+        """Take the order of turns from `cursor`, until `close`."""
         self._cursor = cursor
         self._lockstep = Lockstep(self._slices, cursor, self._machine)
 
@@ -121,7 +121,7 @@ class Rounds:
             raise RuntimeError(f"slice {k} ended without a forward of block {block}")
         direction = Direction.HEAD if block == self._head else Direction.BACKWARD
         try:
-            with label(self._labels[f"{direction}{block}"]):
+            with label(self._label(f"{direction}{block}")):
                 grads = call.backward(self._gradients)
                 self._check_bytes(call.block)
                 call.pass_on(grads, self.calls.get((block - 1, k)))
@@ -139,22 +139,27 @@ class Rounds:
         code = self.codes.get(key)
         if code is None:
             code = self.codes[key] = self.make_code(block, args, kwargs)
-        call: Call | ChunkedCall
         with torch._C.DisableTorchFunction():
             turn = self._lockstep.gate(block.index)
-            pieces = self._given_to[turn.slice]
-            if block.chunk_rows:
-                call = ChunkedCall(block, turn.slice, code, tensors, pieces, self._device)
-            else:
-                call = Call(block, turn.slice, code, tensors, pieces, self._device)
+            call = self.call(block, turn.slice, code, tensors, self._given_to[turn.slice])
         self.calls[block.index, turn.slice] = call
-        with label(self._labels[turn.op.stage]):
+        with label(self._label(turn.op.stage)):
             result = call.enter(tensors, mappings_of(args, kwargs), self._anchor)
         self._check_bytes(block)
         if not block.last:
             return result
         with torch._C.DisableTorchFunction():
             return by_rows(result, code)
+
+    def call(
+        self, block: ModelBlock, k: int, code: BlockCode, tensors: Sequence[Tensor], pieces: Given
+    ) -> Call | ChunkedCall:
+        """A new call of `block` for slice `k`."""
+        made = ChunkedCall if block.chunk_rows else Call
+        return made(block, k, code, tensors, pieces, self._device)
+
+    def _label(self, stage: str) -> str:
+        return self._labels.get(stage, stage)
 
     def _check_bytes(self, block: ModelBlock) -> None:
         """Raise UserError "block-depends-on-data" where own code has needed more than the plan has room for."""

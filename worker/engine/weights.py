@@ -4,7 +4,7 @@ device; saves, loads and returns them."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -255,9 +255,11 @@ class Weights:
             return nullcontext(self.device.items[Item.states(name)])
         return self.host.whole_states(name)
 
-    def frozen(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
-        """Yield (name, {"master": weight}) of every tensor that is not trained, in host memory."""
-        for name in (name for name, p in self._parameters.items() if not p.requires_grad):
+    def frozen(self, names: Collection[str] | None = None) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        """Yield (name, {"master": weight}) of every tensor that is not trained, in host memory; with `names`, only of
+        these."""
+        frozen = (name for name, parameter in self._parameters.items() if not parameter.requires_grad)
+        for name in frozen if names is None else names:
             yield name, {"master": self._current(Item.weight(name))[0].detach().cpu()}
 
     def _current(self, item: Item) -> list[Tensor]:
@@ -280,20 +282,7 @@ class Weights:
             missing.discard(name)
             if "left_out" in parts:
                 self.left_out[name] = int(parts["left_out"])
-            if stored is not None and name in stored and "exp_avg" in parts:
-                stored.load(name, parts)
-                written = True
-            for copies in (self.host.items, self.device.items):
-                for target in copies.get(Item.weight(name), ()) if "master" in parts else ():
-                    self._copy(name, target, parts["master"])
-                if self.host.is_packed(name):
-                    continue
-                self._copy_parts(name, copies.get(Item.states(name), ()), parts)
-            if self.host.is_wholly_on_disk(name) and "master" in parts:
-                self.host.weights.put(name, parts["master"])
-            if self.host.is_packed(name):
-                with self.host.whole_states(name) as states:
-                    self._copy_parts(name, states, parts)
+            written |= self._put(name, parts)
         if stored is not None and stored.resumed and not written:
             missing -= {name for name in self.trained if name in stored}
             for piece, master in stored.masters_taken_over():
@@ -304,6 +293,32 @@ class Weights:
         self._begun = True
         if missing:
             raise ValueError(f"nothing was given for {min(missing)}")
+
+    @torch.no_grad()
+    def replace(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
+        """Replace the weights and states of some tensors by `tensors`, which `state` or `frozen` gave. Between steps
+        only. Raises ValueError for a tensor that the model has not, or whose place cannot be written."""
+        for name, parts in tensors:
+            if name not in self._parameters or self.host.is_mapped(Item.weight(name)):
+                raise ValueError(f"{name} is no parameter of this model, or its place is the model's own file")
+            self._put(name, parts)
+
+    def _put(self, name: str, parts: Mapping[str, Tensor]) -> bool:
+        """Replace the weight and states of one tensor. Returns whether states on disk were written."""
+        stored = self.stored is not None and name in self.stored and "exp_avg" in parts
+        if stored and self.stored is not None:
+            self.stored.load(name, parts)
+        for copies in (self.host.items, self.device.items):
+            for target in copies.get(Item.weight(name), ()) if "master" in parts else ():
+                self._copy(name, target, parts["master"])
+            if not self.host.is_packed(name):
+                self._copy_parts(name, copies.get(Item.states(name), ()), parts)
+        if self.host.is_wholly_on_disk(name) and "master" in parts:
+            self.host.weights.put(name, parts["master"])
+        if self.host.is_packed(name):
+            with self.host.whole_states(name) as states:
+                self._copy_parts(name, states, parts)
+        return stored
 
     def _take_over(self, piece: Piece, master: Tensor) -> None:
         """Round a piece of a master into its part of the working copy."""
