@@ -4,7 +4,10 @@ A checkpoint is written to `.step-N.tmp` beside its final name, flushed to disk,
 every file with its size and checksum and carries a checksum of itself. `latest` reads every byte of a checkpoint before
 it trusts it, and falls back to the previous one. Older checkpoints are removed only when a newer one is durable.
 
-A checkpoint holds masters and moments (fp32, in safetensors), the step, and what the run depends on (`Origin`).
+A checkpoint holds masters and moments (fp32, in safetensors), the step, and what the run depends on (`Origin`). Where
+a run replaces frozen weights, it holds these, too, in files of their own. As long as they stay the same, a checkpoint
+has the files of the one before as hard links, so that they are written once and removed with the last. Damage to such a
+file is damage to all checkpoints that have it: the run then goes on from one before the change.
 Optimizer states that are on disk anyway (`worker/storage/states.py`) may be named instead of copied: the checkpoint
 then says where they are and gives their sums, and they are not overwritten while it is the newest. The step is the
 place in the data (see `worker/data/batches.py`). No random state is kept: every micro-batch draws from a generator
@@ -17,8 +20,9 @@ import contextlib
 import hashlib
 import json
 import logging
+import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -31,13 +35,13 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.job.schema import Job
 from planner.keys.trackers import SETTINGS
 from planner.schedule.plan import Plan
-from worker.storage.shards import FileRecord, Streamed, Written, read_shards, write_shards
+from worker.storage.shards import FileRecord, Item, Streamed, Written, read_shards, write_shards
 from worker.storage.states import StatesOnDisk
 from worker.storage.states_record import StatesRecord
 
 log = logging.getLogger(__name__)
 
-_NAMED = "states.json"
+_NAMED, _FROZEN = "states.json", "frozen"
 _FREE_KEYS = frozenset(
     {
         "run_name",
@@ -72,6 +76,15 @@ in the data's fingerprint."""
 
 
 _LENGTH = ("num_train_epochs", "max_steps")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Frozen:
+    """Frozen weights of `bytes` bytes as a run has replaced them after step `since`; `weights` yields them."""
+
+    since: int
+    bytes: int
+    weights: Callable[[], Iterable[Item]]
 
 
 class TornCheckpoint(Exception):
@@ -134,7 +147,7 @@ def _as_learned(job: dict[str, object]) -> dict[str, object]:
 class Checkpoint:
     """A checkpoint on disk whose every byte was read and found right. Optimizer states that it only names, `states`,
     are the exception: they are read when asked for. `evaluations`: (step, loss) of each evaluation so far; None where
-    the checkpoint was written without them."""
+    the checkpoint was written without them. `frozen`: its files with frozen weights that the run has replaced."""
 
     path: Path
     step: int
@@ -142,6 +155,12 @@ class Checkpoint:
     files: tuple[str, ...]
     states: StatesRecord | None = None
     evaluations: tuple[tuple[int, float], ...] | None = None
+    frozen: tuple[str, ...] = ()
+
+    def frozen_tensors(self) -> Iterator[Item]:
+        """Yield (parameter, {"master": weight}) of the frozen weights that the run has replaced, one at a time, as
+        tensors mapped from disk."""
+        yield from read_shards(self.path / file for file in self.frozen)
 
     def tensors(self, *, taken_over: bool = False) -> Iterator[tuple[str, dict[str, Tensor]]]:
         """Yield (parameter, {"master", "exp_avg", "exp_avg_sq"}), or (parameter, {"weight"}) for trained weights, one
@@ -211,23 +230,27 @@ class Checkpoints:
         state_bytes: int,
         states: StatesOnDisk | None = None,
         evaluations: Sequence[tuple[int, float]] | None = None,
+        frozen: Frozen | None = None,
     ) -> Path:
         """Write the checkpoint of `step` from `state`. When this returns, it is safely on disk, and older checkpoints
         beyond `keep` are removed. Returns its folder.
 
         `state_bytes`: about the bytes that the checkpoint takes on disk. `states`: the optimizer states on disk; if
         they have two places for each piece, they are named and not copied, and nothing may be written to them
-        meanwhile. `evaluations`: (step, loss) of each evaluation so far. Raises UserError when the disk has no room, or
-        when the state holds a number that is not finite; earlier checkpoints then stay as they are."""
+        meanwhile. `evaluations`: (step, loss) of each evaluation so far. `frozen`: the frozen weights that the run has
+        replaced. Raises UserError when the disk has no room, or when the state holds a number that is not finite;
+        earlier checkpoints then stay as they are."""
         purpose = f"the checkpoint of step {step}"
         at = states if states is not None and states.homes > 1 else None
-        check_space(self._folder, state_bytes, purpose)
+        check_space(self._folder, state_bytes + (0 if frozen is None else self._new_bytes(frozen)), purpose)
         if states is not None and (name := states.not_finite()) is not None:
             raise non_finite(f"a state of {name}", step, self.last())
         named = at.flush() if at is not None else None
         try:
             items = finite(state, step, self.last())
-            path = write_checkpoint(self._folder, step, self._origin, "state", items, named, evaluations)
+            path = write_checkpoint(
+                self._folder, step, self._origin, "state", items, named, evaluations, frozen, before=self.last()
+            )
         except BaseException as error:
             if at is not None and not (self._folder / f"step-{step}").exists():
                 at.withdrawn()  # if it exists, nobody can know which of the two checkpoints survives a power cut
@@ -245,6 +268,15 @@ class Checkpoints:
         read."""
         whole = [path for path in _steps(self._folder) if path not in self._torn]
         return whole[-1] if whole else None
+
+    def _new_bytes(self, frozen: Frozen) -> int:
+        """The bytes of frozen weights that the next checkpoint writes anew; 0 where it can link those of the last."""
+        last = self.last()
+        try:
+            manifest = json.loads((last / "manifest.json").read_text("utf-8"))["manifest"] if last is not None else {}
+        except (OSError, ValueError, KeyError):
+            manifest = {}
+        return 0 if manifest.get("frozen") == frozen.since else frozen.bytes
 
     def _prune(self, states: StatesOnDisk | None) -> None:
         whole = [path for path in _steps(self._folder) if path not in self._torn]
@@ -270,9 +302,12 @@ def write_checkpoint(
     items: Iterable[Written],
     named: StatesRecord | None = None,
     evaluations: Sequence[tuple[int, float]] | None = None,
+    frozen: Frozen | None = None,
+    before: Path | None = None,
 ) -> Path:
     """Write the checkpoint folder `step-N/` in `folder`, with the `items` in files called `stem-…`. Returns its path.
-    `named`: a record of optimizer states that stay in files elsewhere. When this returns, the checkpoint is safely on
+    `named`: a record of optimizer states that stay in files elsewhere. `frozen`: replaced frozen weights; where the
+    checkpoint `before` has the same, its files are linked. When this returns, the checkpoint is safely on
     disk; an earlier one of the same step has become `.step-N.old`. Raises OSError, for example on a full disk, and then
     leaves nothing new."""
     temporary = folder / f".step-{step}.tmp"
@@ -284,7 +319,11 @@ def write_checkpoint(
             (temporary / _NAMED).write_text(json.dumps(to_json(named)), "utf-8")
             sync(temporary / _NAMED)
             files.append(temporary / _NAMED)
-        _write_manifest(temporary, step, origin, files, evaluations)
+        linked = [] if frozen is None else _linked(frozen, before, temporary)
+        if frozen is not None and not linked:
+            files += write_shards(temporary, _FROZEN, frozen.weights())
+        records = [*map(FileRecord.of, files), *linked]
+        _write_manifest(temporary, step, origin, records, evaluations, None if frozen is None else frozen.since)
         sync(temporary)
         path = folder / f"step-{step}"
         if path.exists():  # a torn checkpoint of this same step
@@ -342,7 +381,8 @@ def read_checkpoint(path: Path) -> Checkpoint:
             path=path,
             step=manifest["step"],
             origin=Origin(**manifest["origin"]),
-            files=tuple(name for name in files if name != _NAMED),
+            files=tuple(name for name in files if name != _NAMED and not name.startswith(_FROZEN)),
+            frozen=tuple(name for name in files if name.startswith(_FROZEN)),
             states=_named(path) if _NAMED in files else None,
             evaluations=None if evaluations is None else tuple((int(at), float(loss)) for at, loss in evaluations),
         )
@@ -364,15 +404,40 @@ def _named_files(path: Path) -> set[Path]:
         return set()
 
 
+def _linked(frozen: Frozen, before: Path | None, into: Path) -> list[FileRecord]:
+    """Link the files of frozen weights of the checkpoint `before` into the folder `into`. Returns their records; empty
+    where that checkpoint has other weights or none, or where the file system has no hard links."""
+    if before is None:
+        return []
+    try:
+        manifest = json.loads((before / "manifest.json").read_text("utf-8"))["manifest"]
+        records = [FileRecord(**entry) for entry in manifest["files"] if entry["name"].startswith(_FROZEN)]
+        if manifest.get("frozen") != frozen.since:
+            return []
+        for record in records:
+            os.link(before / record.name, into / record.name)
+    except (OSError, ValueError, KeyError, TypeError):
+        for file in into.glob(f"{_FROZEN}*"):
+            file.unlink()
+        return []
+    return records
+
+
 def _write_manifest(
-    folder: Path, step: int, origin: Origin, files: list[Path], evaluations: Sequence[tuple[int, float]] | None
+    folder: Path,
+    step: int,
+    origin: Origin,
+    records: Iterable[FileRecord],
+    evaluations: Sequence[tuple[int, float]] | None,
+    frozen: int | None,
 ) -> None:
     manifest: dict[str, object] = {
         "format": 1,
         "step": step,
         "origin": asdict(origin),
-        "files": [asdict(FileRecord.of(file)) for file in files],
+        "files": [asdict(record) for record in records],
         **({} if evaluations is None else {"evaluations": [list(each) for each in evaluations]}),
+        **({} if frozen is None else {"frozen": frozen}),
     }
     path = folder / "manifest.json"
     path.write_text(json.dumps({"manifest": manifest, "blake2b": _checksum(manifest)}, indent=1), "utf-8")

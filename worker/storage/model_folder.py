@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -33,19 +33,30 @@ class Output:
     it notes their names and dtypes."""
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype, *, converted: Converted | None = None, stops: bool = False
+        self,
+        model: nn.Module,
+        dtype: torch.dtype,
+        *,
+        converted: Converted | None = None,
+        stops: bool = False,
+        added: Collection[str] = (),
     ) -> None:
         """`dtype`: the dtype in which weights are written. Weights that the model keeps wider than its narrowest, such
         as some routers in fp32, keep their own dtype. `converted`: for adapters that are written in another form, of
         twice the rank. `stops`: the model stops at other tokens than its base; a generation config is then written
-        beside adapters, too."""
+        beside adapters, too. `added`: the names of parameters that are no part of the written model."""
         self._first: dict[str, str] = {}  # every name of a parameter -> its first
         seen: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             self._first[name] = seen.setdefault(id(parameter), name)
         self._adapters = hasattr(model, "peft_config")
         self._converted, self._stops = converted, stops
-        written = {n: p for n, p in model.named_parameters() if p.requires_grad or not self._adapters}
+        self._added = frozenset(added)
+        written = {
+            n: p
+            for n, p in model.named_parameters()
+            if (p.requires_grad or not self._adapters) and n not in self._added
+        }
         narrowest = min((p.dtype.itemsize for p in written.values()), default=0)
         self.dtypes = {n: p.dtype if p.dtype.itemsize > narrowest else dtype for n, p in written.items()}
         """Name of each tensor that is written -> its dtype; without adapters the frozen tensors are written, too."""
@@ -112,7 +123,9 @@ class Output:
     def _state_dict(self, model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The model's state dictionary with the trained weights. A tied weight is one tensor under all its names."""
         state_dict = {
-            name: weights.get(self._first.get(name, name), tensor) for name, tensor in model.state_dict().items()
+            name: weights.get(self._first.get(name, name), tensor)
+            for name, tensor in model.state_dict().items()
+            if name not in self._added
         }
         taken = [name for name in self._first if name in state_dict and _is_hollow(state_dict[name])]
         assert not taken, f"nobody gave the weights of {taken[0]}"

@@ -42,7 +42,7 @@ Written = Item | tuple[str, Streamed]
 
 SHARD_BYTES = 256 * 2**20
 _HEADER_BYTES = 2**16
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8"}
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.uint8: "U8", torch.int16: "I16"}
 _PIECE = 4 * 2**20
 
 
