@@ -17,6 +17,7 @@ from pathlib import Path
 from planner.cpu import build
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, order_program
+from planner.schedule.memory_use import between_bytes
 from planner.schedule.places import Span, Spans
 from planner.schedule.plan import Plan
 
@@ -49,15 +50,18 @@ def with_places(plan: Plan, chain: Chain) -> Plan:
     does not say what its blocks allocate."""
     if not chain.lifetimes:
         return plan
-    spans = Spans(order_program(plan, chain), chain)
+    program = order_program(plan, chain)
+    spans = Spans(program, chain)
     offsets = pack(spans)
-    return replace(plan, offsets=offsets, gpu_peak_bytes=spans.arrangement(offsets).total_bytes)
+    peak_bytes = max(spans.arrangement(offsets).total_bytes, between_bytes(program, chain))
+    return replace(plan, offsets=offsets, gpu_peak_bytes=peak_bytes)
 
 
 def arranged_bytes(program: Program, chain: Chain) -> int:
-    """Bytes that the program takes on the device once each of its tensors has a fixed place."""
+    """Bytes that the program, and work between two steps, take on the device once each of the program's tensors has a
+    fixed place."""
     spans = Spans(program, chain)
-    return spans.arrangement(pack(spans)).total_bytes
+    return max(spans.arrangement(pack(spans)).total_bytes, between_bytes(program, chain))
 
 
 def pack(spans: Spans) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from planner.machine.hardware import Hardware
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.compile import Program, compile_program, order_program
-from planner.schedule.memory_use import cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
+from planner.schedule.memory_use import between_bytes, cpu_peak_bytes, gpu_peak_bytes, gpu_peaks
 from planner.schedule.plan import Plan
 from planner.schedule.simulate import least_step_s, simulate
 from planner.schedule.verify import verify
@@ -119,7 +119,8 @@ def _remembered_plan(candidate: Candidate, setting: Setting) -> Plan:
 
 
 def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
-    """Per stage, the bytes that the device's budget leaves free."""
+    """Per stage, the bytes that the device's budget leaves free. What work between two steps lacks counts to the first
+    stage: then too much stays on the device."""
     order = {stage.name: number for number, stage in enumerate(plan.stages)}
     room = [setting.budgets.gpu_bytes] * len(order)
     for stage, peak in gpu_peaks(program, setting.chain):
@@ -127,6 +128,8 @@ def _room_bytes(plan: Plan, program: Program, setting: Setting) -> list[int]:
         free_bytes = setting.budgets.gpu_bytes - peak
         if free_bytes < room[number]:
             room[number] = free_bytes
+    if (lacking := setting.budgets.gpu_bytes - between_bytes(program, setting.chain)) < 0:
+        room[0] = min(room[0], lacking)
     return room
 
 

@@ -67,7 +67,8 @@ class Instance:
     wholly_on_disk: list[float]  # part of `weights` without copies on the host: the CPU has to update it
     frozen: list[float]  # of frozen tensors that may leave
     on_disk: list[float]  # the fraction of `frozen` that the host reads from disk
-    ring: float  # host memory through which weights and states on disk pass
+    ring: float  # host memory through which weights and states on disk pass, and that of work between steps
+    between: float  # device memory that work between steps takes
     products: float  # host memory for scratch of the CPU update that needs most
     apart: list[float]  # part of `weights` whose CPU updates need no scratch memory
     stored: Stored | None  # which states of the trainable tensors that may leave are on disk
@@ -150,7 +151,8 @@ def make_instance(setting: Setting) -> Instance:
         wholly_on_disk=[sum(t.bytes for t in tensors if t.on_disk) / unit_bytes for tensors in trainable],
         frozen=[sum(t.bytes for t in tensors if not t.trainable) / unit_bytes for tensors in free],
         on_disk=[_on_disk(tensors) for tensors in free],
-        ring=(ring_bytes(chain) + state_ring_bytes(chain)) / unit_bytes,
+        ring=(ring_bytes(chain) + state_ring_bytes(chain) + chain.between_cpu_bytes) / unit_bytes,
+        between=chain.between_gpu_bytes / unit_bytes,
         products=products_bytes(chain, names) / unit_bytes,
         apart=[sum(t.bytes for t in tensors if not t.host_scratch_bytes) / unit_bytes for tensors in trainable],
         stored=stored_of(

@@ -38,6 +38,7 @@ def add_rows(v: Columns) -> None:
         stored_activations_pass_through_their_ring(v)
     room_on_disk(v)
     gpu_memory_fits(v)
+    gpu_memory_fits_between_steps(v)
     host_memory_fits(v)
     stages_last_as_long_as_their_work(v)
 
@@ -221,6 +222,20 @@ def gpu_memory_fits(v: Columns) -> None:
             + _gradients_left(v, s, u)
         )
         v.rows.at_most(f"eq4_17_gpu_memory_s{s}_{number}", used, p.gpu_budget + v.excess[s])
+
+
+def gpu_memory_fits_between_steps(v: Columns) -> None:
+    """Add a row for work between two steps (`Chain.between_gpu_bytes`), for which all leaves that ever leaves.
+
+    standing + between + weights - X - N - D - K + frozen - moved + states - Y ≤ gpu_budget.
+    """
+    p, t = v.p, v.total
+    if not p.between:
+        return
+    moved = pulp.lpSum(t[kind][i] for kind in ("X", "N", "D", "K", "Y") for i in range(p.blocks))
+    states = sum(p.states) - pulp.lpSum(v.states_on_host(i) for i in range(p.blocks))
+    used = p.stage_standing[0] + p.between + sum(p.weights) + sum(p.frozen) + states - moved
+    v.rows.at_most("gpu_memory_between_steps", used - pulp.lpSum(v.frozen_moved), p.gpu_budget + v.excess[0])
 
 
 def _weights_away(v: Columns, s: int, u: int) -> Term:

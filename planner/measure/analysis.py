@@ -32,6 +32,7 @@ from planner.graph import (
 from planner.graph import chunk_rows as rows_of_a_chunk
 from planner.job.schema import Job
 from planner.machine.hardware import Hardware
+from planner.measure.change_bytes import NO_CHANGE, ChangeBytes, change_bytes
 from planner.measure.choose_compiled import with_compiled
 from planner.measure.frame_bytes import FrameBytes, measure_frame, trace_blocks
 from planner.measure.frame_lifetimes import block_lifetimes, frame_lifetimes, one_layout_a_kind
@@ -88,6 +89,8 @@ class Analysis:
     chunk_rows: int = 0
     lifetimes: tuple[Lifetimes, ...] = ()
     frame_lifetimes: tuple[str, ...] = ()
+    change: ChangeBytes = NO_CHANGE
+    """What changes of LSP's projectors need between steps."""
 
     def chain(self, times: Times, distinct_tokens: tuple[int, ...] = ()) -> Chain:
         """The model as the planner sees it: its blocks in order, with their bytes and `times`. Raises KeyError if
@@ -105,6 +108,9 @@ class Analysis:
             thread_bytes=self.workspace_bytes,
             staged_bytes=self.staged_bytes,
             start_bytes=self.frame.start,
+            between_gpu_bytes=self.change.device,
+            between_cpu_bytes=self.change.host,
+            replaced_bytes=self.change.replaced,
             slice_tokens=self.slice_tokens,
             distinct_tokens=distinct_tokens,
             frame_tensors=tuple(map(times.of_update, self.frame_tensors)),
@@ -227,6 +233,8 @@ def analyse(job: Job, device: torch.device, *, arranged: bool = False, for_gpu: 
         for_gpu=for_gpu,
         optimizers=OPTIMIZERS[job.optim].chosen(model),
     )
+    if job.method == "lsp":
+        analysis = replace(analysis, change=change_bytes(job, model, device, chunk_rows=rows, for_gpu=for_gpu))
     if job.packing is True:
         check_isolation(job, analysis.names)
     check_trainer_options(model, job)

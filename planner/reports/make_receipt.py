@@ -131,6 +131,7 @@ def host_shares(plan: Plan, chain: Chain) -> tuple[Share, ...]:
         ("states on their way from and to disk", parts.state_ring_bytes),
         ("activations on their way to and from disk", parts.activation_ring_bytes),
         (update, parts.products_bytes),
+        ("changes of projectors", parts.between_bytes),
     )
 
 
@@ -153,6 +154,7 @@ def disk_shares(
         ("optimizer states on drives" + ", twice" * named, stored * (1 + named)),
         (each, copies * checkpoint),
         ("a checkpoint being written", checkpoint),
+        ("frozen weights that checkpoints build on", (copies + 1) * chain.replaced_bytes),
         ("the trained model, twice", 2 * model),
         ("gradients and working copies on drives", weights),
         ("activations on drives", activations),

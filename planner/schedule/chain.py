@@ -271,7 +271,9 @@ class Chain(_Derived):
     tokens of a slice. `distinct_tokens[k]`: the largest number of distinct tokens that slices 0 … k of a step have
     together; empty if the data are not known, so that every token may be a different one. `packs`: the CPU keeps fp32
     masters without their upper halves, which the bf16 working copies restore. `piece_elements`: optimizer states on
-    disk are read, updated and written in pieces of this many elements; 0: none are on disk. `lifetimes`,
+    disk are read, updated and written in pieces of this many elements; 0: none are on disk. `between_gpu_bytes`,
+    `between_cpu_bytes`: memory that work between two steps takes, beside what is there then. `replaced_bytes`: frozen
+    weights that such work replaces, so that checkpoints need them beside what is trained. `lifetimes`,
     `frame_lifetimes`: the device allocations of each block, and stage by stage those of the frame and the head
     (`planner.measure.frame_lifetimes`). Empty if nobody asks for the places of tensors in the device's memory.
     """
@@ -288,6 +290,9 @@ class Chain(_Derived):
     frame_lifetimes: tuple[str, ...] = ()
     thread_bytes: int = 0
     staged_bytes: int = 0
+    between_gpu_bytes: int = 0
+    between_cpu_bytes: int = 0
+    replaced_bytes: int = 0
 
     def __post_init__(self) -> None:
         check_numbers(self)

@@ -81,8 +81,14 @@ def gpu_peaks(program: Program, chain: Chain) -> Iterator[tuple[str, int]]:
 
 
 def gpu_peak_bytes(program: Program, chain: Chain) -> int:
-    """The most bytes on the device at any time of a step of `program`."""
-    return max(peak for _, peak, _ in _Walk(program, chain).run())
+    """The most bytes on the device at any time of a step of `program`, or during work between two steps."""
+    walk = _Walk(program, chain)
+    return max(walk.between().total_bytes, *(peak for _, peak, _ in walk.run()))
+
+
+def between_bytes(program: Program, chain: Chain) -> int:
+    """The bytes on the device during work between two steps; 0 where there is no such work."""
+    return _Walk(program, chain).between().total_bytes if chain.between_gpu_bytes else 0
 
 
 def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
@@ -101,8 +107,14 @@ def gpu_breakdown(program: Program, chain: Chain) -> Iterator[Breakdown]:
 
 
 def parts_at_peak(program: Program, chain: Chain) -> Breakdown:
-    """What the device holds at the peak of a step: at the first operation with the most bytes on the device."""
-    return max(gpu_breakdown(program, chain), key=lambda breakdown: breakdown.usage.peak_bytes)
+    """What the device holds at the peak of a step: at the first operation with the most bytes on the device. If work
+    between two steps needs more, that counts to the step's first operation."""
+    most = max(gpu_breakdown(program, chain), key=lambda breakdown: breakdown.usage.peak_bytes)
+    between = _Walk(program, chain).between()
+    if between.total_bytes <= most.usage.peak_bytes:
+        return most
+    usage = Usage(op=program.ops[0], peak_bytes=between.total_bytes, after_bytes=between.total_bytes)
+    return Breakdown(usage=usage, peak=between, after=between)
 
 
 _ROWS, _SAVED = "rows", "saved"  # keys beside the items: rows of tied gradients, activations saved for backward
@@ -175,6 +187,23 @@ class _Walk:
             self.frame += change
             after = self.now + self.frame + self.waiting
             yield op, max(peak, after), after
+
+    def between(self) -> Parts:
+        """The bytes on the device during work between two steps, for which what has a place on the host leaves; none
+        where there is no such work."""
+        if not self.chain.between_gpu_bytes:
+            return Parts()
+        leaving = {op.item for op in self.program.ops if op.kind is OpKind.FETCH}
+        kept = dict.fromkeys((WEIGHT, STATES), 0)
+        for item in self.program.resident:
+            if item not in leaving:
+                kept[item.kind] += self.tensors[item.name].item_bytes(item.kind)
+        return Parts(
+            frame_bytes=lasting_bytes(self.chain, self.program.slices, self.program.rounds),
+            weights_bytes=kept[WEIGHT],
+            states_bytes=kept[STATES],
+            running_bytes=self.chain.between_gpu_bytes,
+        )
 
     def _run(self, op: Op, stage: int) -> int:
         """The peak, in bytes, of running a block on a slice, without what waiting slices hold. Records what the run
@@ -265,6 +294,7 @@ class HostParts:
     activation_ring_bytes    slots through which activations go to disk and come back
     kept_bytes         the old weights and states, kept by updates that run before the gradient norm is known
     products_bytes     scratch of the CPU update that needs most (`Tensor.host_scratch_bytes`)
+    between_bytes      what work between two steps takes (`Chain.between_bytes`)
     """
 
     weights_bytes: int = 0
@@ -276,6 +306,7 @@ class HostParts:
     state_ring_bytes: int = 0
     activation_ring_bytes: int = 0
     products_bytes: int = 0
+    between_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -316,6 +347,7 @@ def cpu_parts(plan: Plan, chain: Chain) -> HostParts:
         state_ring_bytes=state_ring_bytes(chain),
         activation_ring_bytes=ACTIVATION_SLOTS * max(map(activation_slot_bytes, options)),
         products_bytes=products_bytes(chain, updated),
+        between_bytes=chain.between_cpu_bytes,
     )
 
 

@@ -109,6 +109,11 @@ def _changes(job: Job, its: Traced, *, runs: bool) -> Iterator[_Change]:
     if job.method == "full" and OPTIMIZERS[job.optim].on_disk and not job.disk_paths:
         text = "AdamW's moments in 8 bits, rounded"
         yield _Change(kind="optim", text=text, keys={"optim": AdamW8bit.kind}, eases=_HOST)
+    if job.method == "lsp":  # its base changes, so it cannot be in 4 bits
+        if job.lsp_rows > 1:
+            rows = max(1, job.lsp_rows // 4)
+            yield _Change(kind="samples", text="projectors made of fewer rows", keys={"lsp_samples": rows})
+        return
     lora: dict[str, object] = {}
     if job.method == "full":
         if runs and has_no_weights(job.model):
@@ -330,6 +335,8 @@ def _without_activations(problem: Problem) -> Problem:
         chain,
         blocks=blocks,
         start_bytes=0,
+        between_gpu_bytes=0,
+        between_cpu_bytes=0,
         staged_bytes=0,
         slice_tokens=0,
         distinct_tokens=(),
