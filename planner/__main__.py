@@ -97,12 +97,12 @@ def _check_room(job: Job, plan: Plan, chain: Chain, run: RunFolder) -> None:
     from planner.models.written import written_dtype
 
     tensors = (*chain.tensors(), *chain.frame_tensors)
-    elements = sum(tensor.elements for tensor in tensors if tensor.trainable or job.method == "full")
+    elements = sum(tensor.elements for tensor in tensors if tensor.trainable or job.method != "lora")
     stored = chain.stored_bytes(plan.cpu_updated())
     check_room(
         run.path,
         Place(folder=Path(job.output_dir or run.output), token=run.token()),
-        checkpoint_bytes=checkpoint_bytes(job, chain.saved_bytes, stored),
+        checkpoint_bytes=checkpoint_bytes(job, chain.saved_bytes, stored) + chain.replaced_bytes,
         weight_bytes=elements * written_dtype(job).itemsize,
     )
 

@@ -196,7 +196,7 @@ def _asked(job: Job) -> Asked:
         slices=job.gradient_accumulation_steps,
         clip=job.max_grad_norm is not None,
         keep=job.save_total_limit,
-        whole=job.method == "full",
+        whole=job.method != "lora",
     )
 
 

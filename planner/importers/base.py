@@ -57,6 +57,10 @@ QUANTIZED = "a base quantized in another way than load_in_4bit and load_in_8bit"
 OTHER_LORA = "another kind of LoRA"
 SOME_WEIGHTS = "training some weights only"
 OPTIMIZER = "another optimizer"
+PROJECTED = (
+    "an optimizer with projected gradients (GaLore, APOLLO); "
+    "leave this key out and give method (adapter, finetuning_type): lsp, which is there for that purpose"
+)
 ITS_RATE = "another learning rate for some weights"
 SHAPE = "another shape of the learning rate"
 LOSS = "another loss"

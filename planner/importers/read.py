@@ -18,6 +18,7 @@ from planner.importers.tools import ANY, PARTS, SHORT, TOOLS, meaning_of, tool_o
 from planner.importers.transformers import OWN, check_by_name, done_otherwise
 from planner.importers.trl import TRL, settle_dataset
 from planner.keys.lora import BEGIN, DEFAULTS, MODULES, PARAMETERS, PLUS, PLUS_EMBEDDING, WHERE
+from planner.keys.lsp import NONZEROS
 from planner.keys.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.keys.trackers import reports
 from planner.machine.this_machine import computes_bf16
@@ -147,7 +148,8 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
     key, value = next(iter(joined.items()))
     new = _translated(key, value, file)
     nothing = value == "" or (value is None and (reading.tool is AXOLOTL or new is None))
-    if (reading.tool is not OWN and key != "adapter" and nothing) or (name == "eval_dataset" and value in SWITCHED_OFF):
+    ignored = reading.tool is not OWN and key not in ("adapter", NONZEROS) and nothing
+    if ignored or (name == "eval_dataset" and value in SWITCHED_OFF):
         return  # as if it were not in the file
     if why := done_otherwise(key, name, value):
         reading.leave("pad_token" if name == "special_tokens" else f"{key}: {value}", why)

@@ -99,5 +99,6 @@ SHORT = {
     "dropout": "lora_dropout",
     "target_modules": "lora_target_modules",
     "lora": "method",
+    "lsp": "method",
 }
 """Everyday names of keys, which no tool has -> the key that the error suggests."""

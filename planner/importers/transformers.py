@@ -18,6 +18,7 @@ from planner.importers.base import (
     LOGS,
     ONE_DEVICE,
     OPTIMIZER,
+    PROJECTED,
     READS,
     REPORTS,
     SAVES,
@@ -201,9 +202,11 @@ def check_by_name(key: str, name: str, value: object, source: Source) -> list[Mi
     if name == "warmup_steps" and isinstance(value, float) and value >= 1 and not value.is_integer():
         return [source.mistake(key, "bad-value", f"it is {shown(value)}; 1 or more must be a whole number of steps")]
     if name == "method" and value in _METHODS_NOT_THERE:
-        return [
-            source.mistake(key, "not-there", (f"{value} is not supported yet; offmate does full fine-tuning and LoRA"))
-        ]
+        text = f"{value} is not supported yet; offmate does full fine-tuning, LoRA and LSP"
+        return [source.mistake(key, "not-there", text)]
+    if name == "optim" and any(kind in str(value).lower() for kind in ("galore", "apollo")):
+        what, _, instead = PROJECTED.partition("; ")
+        return [source.mistake(key, "not-there", f"it is {shown(value)}; {what} is not supported yet; {instead}")]
     return []
 
 

@@ -10,6 +10,9 @@ from planner.keys.lora import has_no_weights
 from planner.optimizers.table import OPTIMIZERS
 from planner.units import counted
 
+LOW_RATE = 2e-5
+"""The largest learning rate that is too small for `method: lsp`."""
+
 
 def all_warmup(schedule: str, warmup_steps: float, steps: int) -> str | None:
     """Return a note where the warm-up of the learning rate is at least as long as a run of `steps` steps; None for a
@@ -39,6 +42,9 @@ def notes_of(values: Mapping[str, Any], set_keys: Collection[str]) -> tuple[str,
         notes.append(f"init_lora_weights: {begin} takes a part of the model's own weights; {written}{slow}.")
     if values["method"] == "lora" and values["save_dtype"] is not None:
         notes.append("save_dtype is not used: adapters are written in float32.")
+    if values["method"] == "lsp" and (rate := values["learning_rate"]) <= LOW_RATE:
+        slow = "so small a rate hardly moves the cores of lsp; its authors train with 1e-4"
+        notes.append(f"learning_rate is {rate:g}: {slow}.")
     optimizer = OPTIMIZERS[values["optim"]]
     notes += optimizer.notes(values)
     for other in dict.fromkeys(kind for kind in OPTIMIZERS.values() if kind is not optimizer):

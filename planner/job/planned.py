@@ -65,6 +65,8 @@ NOT_PLANNED = frozenset(
         "loraplus_lr_embedding",
         "embedding_lr",
         "embedding_lr_scale",
+        "lsp_check_steps",
+        "lsp_threshold",
         *OPTIMIZER_KEYS,
     }
 )

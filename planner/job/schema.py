@@ -61,6 +61,7 @@ from planner.keys.fields import (
 )
 from planner.keys.lora import check_lora, check_weights, of_the_adapter
 from planner.keys.loss_keys import LossKeys, check_loss
+from planner.keys.lsp import LSP_SLICES, LSP_TOKENS, LspKeys, check_lsp
 from planner.keys.mixture import check_mixture
 from planner.keys.optimizer import check_optimizer
 from planner.keys.schedules import SCHEDULES, Schedule, check_schedule
@@ -73,7 +74,7 @@ from planner.optimizers.muon import MATCH_RMS, ORIGINAL, Adjust
 from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
 
 
-class Job(AdapterKeys, LossKeys):
+class Job(AdapterKeys, LspKeys, LossKeys):
     """One fine-tuning job as an immutable value: canonical key names, every default filled in, absolute paths, sizes in
     bytes.
 
@@ -279,6 +280,7 @@ class Job(AdapterKeys, LossKeys):
         mistakes += check_evaluation(values, names, source) + check_optimizer(values, names, source)
         mistakes += check_loss(values, names, source)
         mistakes += check_lora(values, names, source, decided=folder is None)
+        mistakes += check_lsp(values, names, source)
         mistakes += check_trainable(values, names, source)
         if folder is not None:
             notes = (*notes, *of_the_adapter(values, source, _name_in(source, "lora_target_modules")))
@@ -311,7 +313,8 @@ class Job(AdapterKeys, LossKeys):
         """Return the job as YAML text with canonical key names and every default. `from_resolved` reads an equal job
         from it."""
         values = self.model_dump(mode="json")
-        ordered = {key: values[key] for key in sorted(values, key=AdapterKeys.model_fields.__contains__)}
+        of_method = {*AdapterKeys.model_fields, *LspKeys.model_fields}
+        ordered = {key: values[key] for key in sorted(values, key=of_method.__contains__)}
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
 
     @property
@@ -323,6 +326,16 @@ class Job(AdapterKeys, LossKeys):
     def eval_data(self) -> tuple[DataEntry, ...]:
         """The entries of `eval_dataset`; empty where the job has no separate data for evaluation."""
         return tuple(map(as_entry, self.eval_dataset or ()))
+
+    @property
+    def lsp_rows(self) -> int:
+        """The number of rows of which a change of projectors looks at the gradient."""
+        return self.lsp_samples or max(1, LSP_TOKENS // self.max_length)
+
+    @property
+    def lsp_slice_rows(self) -> int:
+        """The rows of a slice in a change of projectors, which has at most `LSP_SLICES` slices."""
+        return -(-self.lsp_rows // LSP_SLICES)
 
     @property
     def slice_rows(self) -> int:
@@ -352,7 +365,9 @@ class Job(AdapterKeys, LossKeys):
         labels. The rows for training are still padded by the job's own `max_length`."""
         read, labels = lengths
         apart = labels != read or self.max_target_length is not None
-        return self.model_copy(update={"max_length": read, **({"max_target_length": labels} if apart else {})})
+        targets = {"max_target_length": labels} if apart else {}
+        rows = {"lsp_samples": self.lsp_rows} if self.method == "lsp" else {}
+        return self.model_copy(update={"max_length": read, **rows, **targets})
 
     def eval_every(self, total_steps: int) -> int | None:
         """Return the number of steps from one evaluation to the next, in a run of `total_steps` steps; None where the
@@ -380,6 +395,7 @@ CANONICAL = {alias: key for key, aliases in ALIASES.items() for alias in aliases
 """Any name that a key of a job file may have -> its canonical name."""
 
 _NULLABLE = {key for key, field in Job.model_fields.items() if field.default is None} | {
+    "lsp_nonzeros",
     "max_grad_norm",
     "save_minutes",
     "save_total_limit",
@@ -395,6 +411,7 @@ def _name_in(source: Source, canonical: str) -> str:
 
 _OF_MODEL = {
     *AdapterKeys.model_fields,
+    *LspKeys.model_fields,
     *LossKeys.model_fields,
     "gpu_budget",
     "cpu_budget",

@@ -46,12 +46,12 @@ _Rate = Annotated[Positive | None, BeforeValidator(nothing), Field(description="
 
 
 class AdapterKeys(BaseModel):
-    """The keys of a job file for what is trained and by which method (full or LoRA); a base class of
-    `planner.job.schema.Job`."""
+    """The keys of a job file for what is trained and by which method (full, LoRA or LSP); a base class
+    of `planner.job.schema.Job`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
-    method: Annotated[Literal["full", "lora"], Field(description="full or lora")] = "full"
+    method: Annotated[Literal["full", "lora", "lsp"], Field(description="full, lora or lsp")] = "full"
     trainable: _Patterns = None
     trainable_layers: Annotated[
         Annotated[int, Field(ge=-MOST, le=MOST)] | None,

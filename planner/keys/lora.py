@@ -54,11 +54,14 @@ def check_lora(
         lora_keys += [BEGIN] if values.get(BEGIN, True) is not True else []
         for key in (*DEFAULTS, *KINDS, ADAPTER, MODULES, PARAMETERS, *WHERE, BEGIN, PLUS):
             values.pop(key, None)
-        if values.get("method") not in (None, "full"):  # reported elsewhere
+        if values.get("method") not in (None, "full", "lsp"):  # reported elsewhere
             return []
-        return [
-            source.mistake(names[key], "bad-value", "it is for method: lora; give that too") for key in lora_keys[:1]
-        ]
+        text = "it is for method: lora; give that too"
+        if values.get("method") == "lsp":
+            text = "it is for method: lora; leave it out, or give that in place of lsp"
+            if lora_keys[:1] in (["load_in_4bit"], ["load_in_8bit"]):
+                text = "the base changes under method: lsp, so it cannot be in 4 or 8 bits; leave this key out"
+        return [source.mistake(names[key], "bad-value", text) for key in lora_keys[:1]]
     mistakes = [] if decided else _as_the_adapter(values, names, source)
     targets = values.get("lora_target_modules")
     values["lora_target_modules"] = _targets(targets)
@@ -212,10 +215,11 @@ def of_the_adapter(values: dict[str, Any], source: Source, name: str) -> Iterato
 
 
 def check_weights(values: dict[str, Any], names: dict[str, str], source: Source) -> list[Mistake]:
-    """Return a mistake if the job trains LoRA adapters on a model folder without weights; else []. `values`: canonical
+    """Return a mistake if the job is for LoRA or LSP and its model folder has no weights; else []. `values`: canonical
     key -> value; `names`: canonical key -> the name that the file uses."""
-    if values.get("method") == "lora" and isinstance(model := values.get("model"), str) and has_no_weights(model):
-        text = f"lora needs a model with weights, and {model} has none"
+    method, model = values.get("method"), values.get("model")
+    if method in ("lora", "lsp") and isinstance(model, str) and has_no_weights(model):
+        text = f"{method} needs a model with weights, and {model} has none"
         return [source.mistake(names["method"], "bad-value", text)]
     return []
 

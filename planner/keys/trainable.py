@@ -1,4 +1,4 @@
-"""Checks the keys of a job that say which weights full fine-tuning trains. Does not import torch."""
+"""Checks the keys of a job that say which weights are trained whole. Does not import torch."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ def check_trainable(values: dict[str, Any], names: Mapping[str, str], source: So
         return []
     if values.get("method") == "lora" and layers not in SWITCHED_OFF:
         return bad(LAYERS, "it is for method: full; adapters are trained alone, and all else is frozen")
+    if values.get("method") == "lsp" and layers not in SWITCHED_OFF:
+        return bad(LAYERS, f"it is for method: full; under method: lsp name the weights to train whole in {TRAINABLE}")
     if layers not in SWITCHED_OFF and patterns in SWITCHED_OFF:
         values[TRAINABLE] = [rf".*\.{PLACE}\."]
         return []

@@ -32,6 +32,8 @@ def why_not_in_files(job: Job, model: nn.Module, *, runs: bool = True) -> str | 
     dtype = working_dtype(job)
     if takes_from_base(job.init_lora_weights):
         return "adapters take over a part of them"
+    if job.method == "lsp":
+        return "method: lsp changes them"
     if runs and has_no_weights(job.model):
         return "there are none: they begin random"
     base = [p for p in model.parameters() if job.method == "full" or not p.requires_grad]

@@ -29,6 +29,7 @@ from planner.job.schema import Job
 from planner.models.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
 from planner.models.hf_names import own_code, own_code_refused
 from planner.models.learning_rates import check_rates
+from planner.models.lsp import with_cores
 from planner.models.peft_lora import with_adapters
 from planner.models.quantized import Quantization
 from planner.models.router_loss import weighs_routers
@@ -130,6 +131,8 @@ def skeleton_model(job: Job, device: torch.device | str = "cpu") -> nn.Module:
         with_rows_for_tokens(model, job)
         if job.method == "lora":
             model = with_adapters(model, job)
+        elif job.method == "lsp":
+            model = with_cores(model, job)
     freeze_others(model, job)
     check_tokens_learned(model, job, rows)
     check_rates(model, job)

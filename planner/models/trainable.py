@@ -17,7 +17,8 @@ from planner.units import counted
 
 
 def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> None:
-    """Freeze all parameters of `model` except those whose names match a pattern in `job.trainable` from the beginning.
+    """Freeze all parameters of `model` except those whose names match a pattern in `job.trainable` from the beginning,
+    and the cores of LSP.
     A tied parameter goes by its first name. `layers`: the number of layers of the whole model if `model` has only the
     first ones; then patterns may be about the others.
 
@@ -47,8 +48,9 @@ def freeze_others(model: nn.Module, job: Job, *, layers: int | None = None) -> N
                 numbers=numbers,
                 hint=other or "a pattern is to match a name from its beginning: 'model.layers.1[0-5].', or '.*mlp'",
             )
+    cores = {name for name, parameter in model.named_parameters() if job.method == "lsp" and parameter.requires_grad}
     for name, parameter in model.named_parameters():
-        parameter.requires_grad_(any(pattern.match(name) for pattern in patterns.values()))
+        parameter.requires_grad_(name in cores or any(pattern.match(name) for pattern in patterns.values()))
     if any(parameter.requires_grad for parameter in model.parameters()):
         return
     if layers is not None:
@@ -119,9 +121,9 @@ def none_kept(model: nn.Module, layers: int) -> UserError:
 
 
 def check_tokens_learned(model: nn.Module, job: Job, rows: int) -> None:
-    """Raise UserError if full fine-tuning freezes the embedding or the head although the job adds tokens to them,
-    whose rows would never be trained. `rows`: the embedding's rows before tokens were added."""
-    if job.method != "full" or not job.trainable or not job.add_tokens:
+    """Raise UserError if the job adds tokens to an embedding or a head that it freezes, so that their rows would never
+    be trained; LoRA is checked elsewhere. `rows`: the embedding's rows before tokens were added."""
+    if job.method == "lora" or not job.add_tokens or (job.method == "full" and not job.trainable):
         return
     vocabulary = load_tokenizer(job.model_copy(update={"add_tokens": None, "special_tokens": None})).get_vocab()
     if all(vocabulary.get(token, rows) < rows for token in job.add_tokens):

@@ -39,7 +39,7 @@ def said_of_dtype(job: Job) -> str | None:
         sentences.append(f"Its weights are rounded to {_name(computes)}, in which the model computes.")
     else:
         sentences.append(f"The model computes in {_name(computes)}.")
-    if job.method == "full":
+    if job.method != "lora":
         because = "like its base" if published is not None else "as the base names no dtype"
         because = "save_dtype" if job.save_dtype else f"{because}; save_dtype asks for another"
         sentences.append(f"The trained model is written in {_name(written)} ({because}).")

@@ -47,7 +47,7 @@ def step_times(events: Iterable[Mapping[str, Any]]) -> StepTimes:
             start = event["step"]
         elif event["event"] == "step":
             (cold if event["step"] <= start + _COLD_STEPS else metered if event.get("metered") else free).append(event)
-        if event["event"] in ("step", "eval") and event.get("gpu_peak_bytes") is not None:
+        if event["event"] in ("step", "eval", "projectors") and event.get("gpu_peak_bytes") is not None:
             peaks.append(event["gpu_peak_bytes"])
     steps = free or metered or cold
     return StepTimes(

@@ -129,6 +129,7 @@ MAY_IMPORT = {
         "planner.machine",
         "planner.cpu",
     ),
+    "worker.subspace": ("planner.models", "worker.storage", "planner.job"),
     "worker.training": (
         "planner.models",
         "planner.optimizers",
@@ -136,6 +137,7 @@ MAY_IMPORT = {
         "worker.runtime",
         "worker.data",
         "worker.storage",
+        "worker.subspace",
         "planner.measure",
         "planner.graph",
         "planner.job",
@@ -153,6 +155,7 @@ MAY_IMPORT = {
         "worker.runtime",
         "worker.data",
         "worker.storage",
+        "worker.subspace",
         "worker.training",
         "planner.commands",
         "planner.search",

@@ -29,6 +29,7 @@ from worker.data.seeds import micro_batch_seed
 from worker.engine.engine import Engine
 from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item, read_shards, write_shards
+from worker.subspace.change import Projectors, Trains
 from worker.training.learning_rate import learning_rates, optimizer_of
 from worker.training.model import check_reach, load_model
 from worker.training.stored import open_scratch, passing_store
@@ -89,6 +90,7 @@ class Comparison:
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
         model = load_model(self.job, layers=self.layers)
+        projectors = Projectors(model, self.job)
         with contextlib.ExitStack() as left:
             states = left.enter_context(passing_store(self.job, plan, chain, model))
             scratch = left.enter_context(open_scratch(self.job, plan, chain))
@@ -109,6 +111,7 @@ class Comparison:
                     batches, seeds=seeds, learning_rate=rate, num_items_in_batch=items
                 ),
                 lambda: _in_fp32(engine.state(), chain),
+                self._changes(projectors, engine),
             )
             tallies = {sort: _Tally(sort) for sort in _FOUND}
             first = 0.0
@@ -127,6 +130,7 @@ class Comparison:
     def _plain(self, plan: Plan, chain: Chain) -> tuple[Numbers, list[Path]]:
         """The numbers of plain PyTorch, and the files with its final state."""
         model = load_model(self.job, layers=self.layers)
+        projectors = Projectors(model, self.job)
         check_reach(self.job, model, self.batches.largest_token, max(self.batches.lengths))
         trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
         check_space(self.folder, STATE_BYTES_PER_PARAMETER * trained, "what plain PyTorch has learned")
@@ -142,15 +146,29 @@ class Comparison:
             "plain PyTorch",
             lambda batches, seeds, rate, items: plain.step(batches, seeds=seeds, learning_rate=rate, items=items),
             plain.state,
+            self._changes(projectors, plain),
         )
         for sort, place, value in numbers:
             if not torch.isfinite(value):
                 raise non_finite(f"one of the {sort} of plain PyTorch ({place})", self.steps, None)
         return numbers, write_shards(self.folder, "plain", plain.state())
 
-    def _steps(self, who: str, step: Step, state: Callable[[], Iterator[Item]]) -> Numbers:
+    def _changes(self, projectors: Projectors, trains: Trains) -> Callable[[int], None]:
+        """A function that changes the projectors of `method: lsp`, if that is due after so many steps."""
+
+        def change(step: int) -> None:
+            if self.job.method == "lsp" and projectors.due(step):
+                batches = self.batches.sampled(step)
+                projectors.change(trains, step, batches, self.batches.num_items(batches))
+
+        return change
+
+    def _steps(
+        self, who: str, step: Step, state: Callable[[], Iterator[Item]], before_step: Callable[[int], None]
+    ) -> Numbers:
         numbers: Numbers = []
         for number in range(self.steps):
+            before_step(number)
             batches = self.batches.step(number)
             seeds = [micro_batch_seed(self.job.seed, number, k) for k in range(len(batches))]
             rate = learning_rates(self.job, number, self.batches.total_steps)

@@ -8,15 +8,19 @@ update.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from planner.measure.forward_bytes import eval_mode
+from planner.models.lsp import requiring_gradients
 from planner.optimizers.base import Group
 from planner.optimizers.table import ADAMW, NONE, AnyOptimizer
 from worker.storage.shards import Item
+from worker.subspace.change import Revise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +118,45 @@ class PlainTraining:
             state = self._state_of(master)
             moments = {part: state.get(part, torch.zeros_like(master)).cpu() for part in self._kind(name).moments}
             yield name, {"master": master.detach().cpu(), **moments}
+
+    def revise(
+        self,
+        batches: Sequence[Mapping[str, Tensor]],
+        names: Collection[str],
+        revise: Revise,
+        states: Callable[[], Iterable[Item]],
+        **model_kwargs: Any,
+    ) -> None:
+        """Replace frozen weights by what `revise` makes of the gradient of each frozen weight in `names`, the sum over
+        `batches` in fp32, with the model in evaluation mode, then trained ones by what `states` gives: see
+        worker.engine.engine.Engine.revise."""
+        parameters = dict(self._model.named_parameters())
+        sums: dict[str, Tensor] = {}
+        with requiring_gradients(self._model, names), eval_mode(self._model), torch.enable_grad():
+            for batch in batches:
+                given = {name: tensor.to(self._device) for name, tensor in batch.items()}
+                options = {name: value.to(self._device) for name, value in model_kwargs.items()}
+                self._model(**given, **options).loss.backward()
+                for name in names:
+                    if (gradient := parameters[name].grad) is not None:
+                        sums[name] = gradient.float() if name not in sums else sums[name].add_(gradient)
+                        parameters[name].grad = None
+        with torch.no_grad():
+            for name, total in sums.items():
+                here = {name: parameter.detach() for name, parameter in parameters.items()}
+                for own, value in revise(name, total, here).items():
+                    parameters[own].copy_(value)
+            self._replace(states())
+
+    def _replace(self, tensors: Iterable[Item]) -> None:
+        for name, parts in tensors:
+            master = self._masters[name]
+            master.copy_(parts["master"])
+            self._weights[name].copy_(master)
+            state = self._state_of(master)
+            for part in self._kind(name).moments:
+                if part in state:
+                    state[part].copy_(parts[part])
 
     def _kind(self, name: str) -> AnyOptimizer:
         return self._kinds.get(name, ADAMW)

@@ -7,12 +7,14 @@ losses, norms and rates of all steps, are compared bit by bit."""
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import torch
 
@@ -23,6 +25,7 @@ from planner.measure.target import device_of
 from planner.run.folder import RunFolder
 from worker.check.its_plan import its_plan
 from worker.storage.checkpoint import read_checkpoint
+from worker.storage.shards import Item
 from worker.training.metrics import read_metrics
 from worker.training.stored import clear_passing, forget_stores, passing_token
 
@@ -147,9 +150,8 @@ def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
         for run in (one, other)
     ]
     lines = [f"step {a[0]}: {a[1:]}, with a stop {b[1:]}" for a, b in zip(*told, strict=True) if a != b]
-    first, second = (read_checkpoint(run.checkpoints / f"step-{step}") for run in (one, other))
-    theirs = dict(second.tensors())
-    for name, parts in first.tensors():
+    theirs = dict(_tensors(other, step))
+    for name, parts in _tensors(one, step):
         found = theirs.pop(name, {})
         lines += [
             f"{name}: {part}"
@@ -157,3 +159,9 @@ def differences(one: RunFolder, other: RunFolder, step: int) -> list[str]:
             if part not in found or not torch.equal(tensor.view(torch.uint8), found[part].view(torch.uint8))
         ]
     return lines + [f"{name}: it is there with a stop only" for name in theirs]
+
+
+def _tensors(run: RunFolder, step: int) -> Iterator[Item]:
+    """The tensors of the run's checkpoint of `step`, with the frozen weights that it builds on."""
+    checkpoint = read_checkpoint(run.checkpoints / f"step-{step}")
+    yield from itertools.chain(checkpoint.tensors(), checkpoint.frozen_tensors())

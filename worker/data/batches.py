@@ -144,6 +144,16 @@ class Batches:
         size = self._job.slice_rows
         return [self._rows.batch(numbers[start : start + size]) for start in range(0, len(numbers), size)]
 
+    def sampled(self, step: int) -> list[dict[str, Tensor]]:
+        """The rows of which a change of projectors looks at the gradient after `step` steps, as at most 16 batches of
+        equal length: the rows that are trained on next."""
+        first = step * self.rows_per_step
+        numbers = [self._row(place) for place in range(first, first + self._job.lsp_rows)]
+        batch = self._rows.batch(np.array(numbers, np.int64))
+        size = self._job.lsp_slice_rows
+        parts = range(0, len(numbers), size)
+        return [{name: tensor[first : first + size] for name, tensor in batch.items()} for first in parts]
+
     def num_tokens(self, step: int) -> int:
         """The number of tokens in step `step` (from 0), learned or not, without padding."""
         return int(self._rows.lengths[self._numbers(step)].sum())

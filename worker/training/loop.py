@@ -22,6 +22,7 @@ from worker.storage.checkpoint import Checkpoints, finite, non_finite
 from worker.storage.shards import Written
 from worker.storage.states import StatesOnDisk
 from worker.training.best import Best
+from worker.training.changes import Changes
 from worker.training.evaluation import Evaluates, Evaluations
 from worker.training.learning_rate import learning_rate, learning_rates
 from worker.training.metrics import Metrics
@@ -130,6 +131,8 @@ class Training:
     evaluations: Evaluations
     best: Best | None = None
     """Finds the best evaluation, where the job asks for that."""
+    changes: Changes | None = None
+    """Changes the projectors of `method: lsp`."""
     timeline: Timeline | None = None
     """Records two steps, where they are wanted."""
     predicted_s: Callable[[Sequence[Mapping[str, Tensor]]], float]
@@ -160,6 +163,8 @@ class Training:
             if self._ends():
                 self._check_state()
                 return True
+            if self.changes is not None:
+                self.changes.run_if_due()
             batches = self.batches.step(self.engine.steps_done)
             if self.timeline is not None and not meter.on:
                 self.timeline.before_step(batches)
@@ -242,7 +247,8 @@ class Training:
         step = self.engine.steps_done
         state = self.engine.state() if self.states is None else self.engine.state_to_save()
         losses = [known for known in self.evaluations.losses if known[0] <= step]
-        path = self.checkpoints.save(step, state, self.state_bytes, self.states, losses)
+        frozen = None if self.changes is None else self.changes.frozen(step)
+        path = self.checkpoints.save(step, state, self.state_bytes, self.states, losses, frozen)
         self.metrics.write("checkpoint", step=step, path=str(path))
         log.info("checkpoint: %s, in %s", path, format_seconds(time.perf_counter() - began))
         return path

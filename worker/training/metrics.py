@@ -17,7 +17,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -35,9 +35,10 @@ class Metrics:
         _cut_torn_line(path)
         self._file = path.open("ab", buffering=0)
 
-    def write(self, event: str, *, step: int, **values: str | int | float | None) -> None:
-        """Append one line: the event, its step, the values and the present time. Numbers that JSON cannot express (nan,
-        inf) become null. Raises OSError when the disk does not take the line; then none of it is in the file."""
+    def write(self, event: str, *, step: int, **values: str | int | float | Mapping[str, float] | None) -> None:
+        """Append one line: the event, its step, the values and the present time. Single numbers that JSON cannot
+        express (nan, inf) become null. Raises OSError when the disk does not take the line; then none of it is in the
+        file."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         line = json.dumps({"event": event, "time": time.time(), "step": step, **plain}, ensure_ascii=False)
         unwritten = memoryview(f"{line}\n".encode(errors="replace"))

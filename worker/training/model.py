@@ -29,6 +29,7 @@ from planner.models.hf_model import (
     working_dtype,
 )
 from planner.models.hf_names import own_code
+from planner.models.lsp import with_cores
 from planner.models.packed_experts import experts_packed_as_read
 from planner.models.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.models.peft_parts import beginnings, read_begun, write_begun
@@ -137,6 +138,8 @@ def load_model(
             check_adapter(job)
             load_adapter(model, job.adapter_name_or_path, layers=layers)
             log.info("model: its adapter starts as that in %s", job.adapter_name_or_path)
+    elif job.method == "lsp":
+        model = with_cores(model, job)
     freeze_others(model, job, layers=every)
     set_trainer_options(model, job)
     if (note := said_of_dtype(job)) is not None:

@@ -49,8 +49,10 @@ from worker.storage.checkpoint import Checkpoint, Checkpoints, Origin
 from worker.storage.model_folder import Output
 from worker.storage.states import StatesOnDisk
 from worker.storage.trained import TrainedWeights, room_kept, weights_room
+from worker.subspace.change import Projectors
 from worker.training.best import Best, known_losses
 from worker.training.card import model_card
+from worker.training.changes import Changes
 from worker.training.delivery import Delivery, without_overflow
 from worker.training.ends import tell_ends
 from worker.training.evaluation import Evaluations
@@ -123,7 +125,14 @@ class _Run:
         ends = tell_ends(job, self.model, self.tokenizer, self.batches)
         self.samples = Samples.of(job, self.tokenizer, self.model)
         converted = functools.partial(as_published, begun) if begun is not None else None
-        output = Output(self.model, written_dtype(job), converted=converted, stops=bool(ends.new))
+        self.projectors = Projectors(self.model, job) if job.method == "lsp" else None
+        output = Output(
+            self.model,
+            written_dtype(job),
+            converted=converted,
+            stops=bool(ends.new),
+            added=self.projectors.added if self.projectors is not None else (),
+        )
         self.parameters = sum(p.numel() for p in self.model.parameters() if p.requires_grad)
         stored = self.chain.stored_bytes(self.plan.cpu_updated())
         self.state_bytes = checkpoint_bytes(job, self.chain.saved_bytes, stored)
@@ -190,11 +199,15 @@ class _Run:
         free_bytes = check_room(
             self.folder.path,
             place,
-            checkpoint_bytes=self.state_bytes,
+            checkpoint_bytes=self.state_bytes + self.chain.replaced_bytes,
             weight_bytes=weight_bytes,
             best=self.job.load_best_model_at_end,
         )
         _tell_checkpoints(self.job, self.state_bytes, free_bytes)
+        if self.projectors is not None:
+            log.info(
+                "checkpoints: the first after a change of projectors has %s more", format_bytes(self.projectors.bytes)
+            )
         reserved = room_kept(self.folder.path, weights_room(weight_bytes))
         use = disk_use(
             self.plan,
@@ -214,12 +227,15 @@ class _Run:
         with reserved as give_room, store, scratch as turns, closing(self._engine(device, states, turns)) as engine:
             resume(engine, last, self.origin, taken_over=states is not None and states.resumed)
             with Metrics(self.folder.metrics) as metrics:
+                changes = self._changes(engine, metrics)
+                if changes is not None and last is not None:
+                    changes.resume(last)
                 self._write_start(metrics, engine.steps_done, last.step if last else None, device)
                 stop.begin()
                 return self._until_end(
                     metrics,
                     lambda: engine.steps_done,
-                    lambda: self._train(engine, metrics, stop, give_room, states, last),
+                    lambda: self._train(engine, metrics, stop, give_room, states, last, changes),
                 )
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
@@ -246,6 +262,12 @@ class _Run:
             scratch=scratch,
         )
 
+    def _changes(self, engine: Engine, metrics: Metrics) -> Changes | None:
+        """The changes of projectors of this run; None where there are none."""
+        if self.projectors is None:
+            return None
+        return Changes(projectors=self.projectors, engine=engine, batches=self.batches, metrics=metrics)
+
     def _train(
         self,
         engine: Engine,
@@ -254,6 +276,7 @@ class _Run:
         give_room: Callable[[], None],
         states: StatesOnDisk | None,
         last: Checkpoint | None,
+        changes: Changes | None,
     ) -> tuple[bool, Path | None]:
         """Train, and write the trained weights and the model folder. Returns whether that is done, and the path of the
         model folder."""
@@ -285,6 +308,7 @@ class _Run:
             predicted_s=self.forecast.step_s,
             width=self.width,
             best=best,
+            changes=changes,
             timeline=Timeline(engine=engine, width=self.width, write=self.folder.write_timeline),
         )
         if engine.steps_done == 0:
@@ -313,7 +337,10 @@ class _Run:
             self.delivery.output.dtypes, lambda: itertools.chain(engine.masters(), engine.frozen())
         )
         try:
-            return where.write(engine.written(dtypes), step=engine.steps_done)
+            weights = engine.written(dtypes)
+            if self.projectors is not None:
+                weights = self.projectors.merged(engine, weights)
+            return where.write(weights, step=engine.steps_done)
         except OSError as error:
             if not is_disk_full(error):
                 raise

@@ -92,7 +92,7 @@ def test_all_that_is_wrong_is_told_at_once_and_first_what_needs_no_file(home: Ho
     assert error.numbers == (
         "line 3: gpu_budget: it is 6; it must be a size like 10GiB or 500MB, or null for the default",
         "line 4: max_steps: YAML reads 1:30 as 90; write the number that is meant, or a text in quotes",
-        'line 5: method: it is "lorra"; it must be full or lora',
+        'line 5: method: it is "lorra"; it must be full, lora or lsp',
     )
     error = refused(home, "model: ./modl\n" + JOB.format("text.jsonl")[15:], {"window": "25:00"})
     assert isinstance(error, SeveralErrors) and [each.code for each in error.errors] == ["missing-file", "bad-window"]

@@ -26,6 +26,10 @@ OPTIMIZER = (
     'optimizer: it is "{}"; it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU '
     "memory"
 )
+PROJECTED = (
+    "an optimizer with projected gradients (GaLore, APOLLO) is not supported yet; leave this key out and give "
+    "method (adapter, finetuning_type): lsp, which is there for that purpose"
+)
 BF16 = "masters and moments stay fp32; save_dtype is bfloat16."
 
 
@@ -98,13 +102,22 @@ def place(folder: Path) -> Path:
         (
             "axolotl",
             "optimizer: galore_adamw\noptim_args: {rank: 8}\noptim_target_modules: [mlp]",
-            [OPTIMIZER.format("galore_adamw")],
+            [f'optimizer: it is "galore_adamw"; {PROJECTED}'],
         ),
         (
             "axolotl",
             "optimizer: adamw_torch\noptim_target_modules: [mlp]",
             [f"optim_target_modules: another optimizer {LEAVE_OUT}"],
         ),
+        (
+            "TRL",
+            "optim: apollo_adamw\noptim_args: rank=8\noptim_target_modules: [mlp]",
+            [f'optim: it is "apollo_adamw"; {PROJECTED}'],
+        ),
+        ("axolotl", "optimizer: q_galore_adamw8bit", [f'optimizer: it is "q_galore_adamw8bit"; {PROJECTED}']),
+        ("LLaMA-Factory", "use_galore: true\ngalore_rank: 8", [f"use_galore: {PROJECTED}"]),
+        ("LLaMA-Factory", "use_apollo: true\napollo_rank: 8", [f"use_apollo: {PROJECTED}"]),
+        ("LLaMA-Factory", "use_badam: true", [f"use_badam: another optimizer {LEAVE_OUT}"]),
         ("axolotl", "relora: true\nrelora_steps: 10", [f"relora: training some weights only {LEAVE_OUT}"]),
         ("axolotl", "relora_steps: 10", [f"relora_steps: training some weights only {LEAVE_OUT}"]),
         (

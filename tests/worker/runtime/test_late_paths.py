@@ -3,6 +3,7 @@ Some tests take seconds: models are traced and trained on an emulated device."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterator
@@ -15,20 +16,24 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
+from planner.arrange.pack import with_places
 from planner.codec import to_json
 from planner.job.schema import Job
+from planner.measure.change_bytes import change_bytes
 from planner.measure.machine_rates import estimate_hardware
-from planner.models.hf_model import sample_batch
+from planner.models.hf_model import sample_batch, skeleton_model
 from planner.run.folder import RunFolder
 from planner.schedule.chain import Chain
 from planner.schedule.plan import Plan
 from planner.search.problem import Problem
+from tests.support.arena import arena_on
 from tests.support.cuda.device import Device
 from tests.support.cuda.streams import Mood
 from tests.support.engine_plans import adamw, chain_of, mixed_plan, streaming_plan
 from tests.support.engines import data, learning_rate, own_threads
 from tests.support.families import assert_bitwise, family_model, masked_batch, t5, trained
 from tests.support.late_engines import Case, chain_for, engine_for, expected, train
+from tests.support.lsp_jobs import lsp_job
 from tests.support.own_loop import plain_loop
 from tests.support.plain_engine import PlainEngine
 from tests.support.texts import byte_tokenizer, make_job, sentences, tiny_llama_folder, write_jsonl
@@ -240,6 +245,31 @@ def test_a_certificate_finds_no_difference(
     outcome = comparison.run(plan, chain)
     assert outcome.first == 0.0 and all(f.equal == f.count > 0 for f in outcome.findings)
     assert {d.greatest for d in outcome.parameters} == {0.0}
+
+
+@pytest.mark.parametrize(("keys", "placed"), [({}, False), ({"bf16": True, "lsp_nonzeros": None}, True)])
+def test_changes_of_projectors_are_plain_pytorchs(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], placed: bool
+) -> None:
+    """`placed`: tensors have places in the device's memory, and changes work between those that stay."""
+    for name, size in (("SMALL_BYTES", 2**8), ("PAGE_BYTES", 2**12)):
+        monkeypatch.setattr(f"planner.schedule.places.{name}", size)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    job = lsp_job(tmp_path, lsp_check_steps=1, **keys)
+    machine = replace(estimate_hardware(CUDA), min_transfer_bytes=0, cpu_bytes=2**30)
+    chain = chain_of(load_model(job), sample_batch(job), CUDA, arranged=placed)
+    needed = change_bytes(job, skeleton_model(job), torch.device("cpu"))
+    chain = replace(chain, between_gpu_bytes=needed.device, between_cpu_bytes=needed.host)
+    problem = Problem(chain=chain, hardware=machine, gpu_budget_bytes=0, cpu_budget_bytes=2**30, slices=2, clip=True)
+    plan = replace(problem, gpu_budget_bytes=problem.least().gpu_bytes * 11 // 10).plan()
+    plan = with_places(plan, chain) if placed else uncapped(plan)
+    assert bool(plan.offsets) == placed
+    device.queues.set_mood(Mood.drawn(4))
+    batches = Batches(job, byte_tokenizer())
+    comparison = Comparison(job=job, batches=batches, steps=2, layers=3, device=CUDA, folder=tmp_path)
+    with arena_on(device) if placed else contextlib.nullcontext():
+        outcome = comparison.run(plan, chain)
+    assert all(f.equal == f.count > 0 for f in outcome.findings)
 
 
 def loop_model() -> nn.Module:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from planner.errors import UserError
+from planner.keys.lsp import LspKeys
 from worker.storage.checkpoint import Checkpoints, Origin, TornCheckpoint, read_checkpoint
 from worker.storage.shards import FileRecord, read_shards, write_shards
 
@@ -254,6 +255,12 @@ def test_keys_newer_than_a_checkpoint_are_at_their_defaults_in_it(tmp_path: Path
 def test_exact_jobs_may_say_of_compiling_what_they_like() -> None:
     before, now = origin_of(exact=True, compile="auto"), origin_of(exact=True, compile="off")
     assert before.differences(now) == now.differences(before) == ()
+
+
+@pytest.mark.parametrize("key", LspKeys.model_fields)
+def test_each_key_of_lsp_changes_what_is_learned(key: str) -> None:
+    default = LspKeys.model_fields[key].default
+    assert origin_of().differences(origin_of(**{key: 3})) == (f"{key}: 3, was {default}",)
 
 
 def test_a_disk_without_room_is_an_error_before_anything_is_written(tmp_path: Path) -> None:
