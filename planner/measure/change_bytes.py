@@ -72,13 +72,12 @@ def change_bytes(
         _block_bytes(index, block, codes[kind], frame, job)
         for index, (block, kind) in enumerate(zip(blocks, names.kinds, strict=True))
     ]
-    inputs = [codes[kind].interface_bytes for kind in names.kinds[:-1]]
+    inputs = (len(names.kinds) - 1) * max(code.interface_bytes for code in codes.values())
     cores = sum(layer.core.numel() for layer in layers.values())
     replaced = sum(p.nbytes for layer in layers.values() for p in layer.parameters() if not p.requires_grad)
     threads = (_slices(job) - 1) * workspace_bytes(device)
-    return ChangeBytes(
-        device=max(needs) + threads, host=_slices(job) * sum(inputs) + _STATES * cores, replaced=replaced
-    )
+    host = _slices(job) * inputs + _STATES * cores
+    return ChangeBytes(device=max(needs) + threads, host=host, replaced=replaced)
 
 
 def _block_bytes(index: int, block: nn.Module, code: BlockCode, frame: FrameBytes, job: Job) -> int:

@@ -140,7 +140,7 @@ class Engine:
             memory=self._memory,
         )
         self._staged_bytes = staged_bytes(chain, plan.slices, plan.rounds)
-        self.torn = self._stepping = self._gone = False
+        self.torn = self._stepping = self._gone = self._half_revised = False
         self._open()
 
     def _open(self) -> None:
@@ -374,12 +374,13 @@ class Engine:
         `batches` with the model in evaluation mode: see `worker.engine.full_gradients`. Then replace trained tensors by
         what `states` gives, in the form of `state`. Finishes pending updates first.
         `model_kwargs`: further keyword arguments of the model. Returns the most device bytes in use meanwhile (None
-        when they are not counted). After an error some weights are revised and others not: they are `torn`."""
+        when they are not counted). After an error some weights are revised and others not: they are `torn`, and
+        `load_state`, which brings no frozen weights, does not help."""
         self._usable(computes=True)
         self.drain()
-        self.torn = True
+        self.torn = self._half_revised = True
         peak_bytes = self._full_gradients.run(batches, names, revise, states, model_kwargs)
-        self.torn = False
+        self.torn = self._half_revised = False
         return peak_bytes
 
     def stop_metering(self) -> None:
@@ -427,6 +428,8 @@ class Engine:
     def load_state(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]], *, step: int) -> None:
         """Replace all weights and optimizer states by `tensors`, which `state` gave after `step` steps, and continue
         from there. Raises ValueError if they are another model's."""
+        if self._half_revised:
+            raise weights_torn()
         if not self.torn:
             self.drain()
         elif self._closed:

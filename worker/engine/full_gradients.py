@@ -203,9 +203,7 @@ class _Turns:
         if turn.direction is Direction.BACKWARD:
             names = self._blocks[turn.block].weights.values()
             here = {name: self._device.items[Item.weight(name)][0] for name in names}
-            for name in sorted(
-                names, key=lambda name: here[name].numel()
-            ):  # small ones first: their sums are gone then
+            for name in sorted(names, key=lambda name: here[name].numel()):  # small sums go first
                 if (gradient := self._sums.take(name)) is not None:
                     with torch.no_grad():
                         self._put(self._revise(name, gradient, here))

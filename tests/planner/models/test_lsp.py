@@ -122,3 +122,12 @@ def test_a_model_with_new_cores_computes_as_before(tmp_path: Path) -> None:
         model = with_cores(plain, lsp_job(tmp_path))
         assert model is plain and len(list(layers_with_cores(model))) == 21
         assert torch.equal(model(**batch).logits, before)
+
+
+def test_a_linear_module_outside_of_layers_or_at_two_places_gets_no_core(tmp_path: Path) -> None:
+    """Gemma 4 has one outside of its layers, which no block runs."""
+    model = make_model("llama")
+    model.model.projection = nn.Linear(64, 64)
+    model.model.layers[1].self_attn.q_proj = model.model.layers[0].self_attn.q_proj
+    names = {name for name, _ in layers_with_cores(with_cores(model, lsp_job(tmp_path)))}
+    assert len(names) == 21 - 2 and not any("projection" in name for name in names)

@@ -13,10 +13,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from planner.codec import to_json
+from planner.errors import UserError
 from planner.job.schema import Job
 from planner.measure.machine_rates import estimate_hardware
 from planner.run.folder import RunFolder
-from tests.support.lora_jobs import CPU, finished_run, plan_of
+from tests.support.lora_jobs import CPU, engine_of, finished_run, plan_of
 from tests.support.lsp_jobs import lsp_job
 from tests.support.texts import byte_tokenizer
 from worker.check.comparison import Comparison
@@ -199,6 +200,41 @@ def test_a_checkpoint_whose_frozen_weights_are_damaged_is_not_used(tmp_path):
     assert run_job(run, StopRequest())
     assert [event["resumed_from"] for event in read_metrics(run.metrics) if event["event"] == "start"] == [None, 2]
     assert equal(trained(run), whole)
+
+
+def test_after_an_error_within_a_change_nothing_goes_on_from_half_of_it(tmp_path, monkeypatch):
+    job = lsp_job(tmp_path)
+    plan, chain = plan_of(job)
+    engine, model = engine_of(job, plan, chain)
+    projectors, batches = change.Projectors(model, job), Batches(job, byte_tokenizer())
+    sampled = batches.sampled(0)
+    saved = [(name, {part: tensor.clone() for part, tensor in parts.items()}) for name, parts in engine.state()]
+    made, calls = change.new_projectors, iter([False, True])
+
+    def failing(*args, **kwargs):
+        if next(calls):
+            raise torch.OutOfMemoryError("no room")
+        return made(*args, **kwargs)
+
+    monkeypatch.setattr(change, "new_projectors", failing)
+    with pytest.raises(torch.OutOfMemoryError):
+        projectors.change(engine, 0, sampled, batches.num_items(sampled))
+    assert engine.torn
+    with pytest.raises(UserError, match="ended a step"):
+        engine.load_state(saved, step=0)
+    engine.close()
+
+
+def test_a_gradient_that_is_not_finite_ends_the_change(tmp_path):
+    job = lsp_job(tmp_path)
+    engine, model = engine_of(job, *plan_of(job))
+    projectors, batches = change.Projectors(model, job), Batches(job, byte_tokenizer())
+    norm = dict(engine.frozen(["model.norm.weight"]))["model.norm.weight"]["master"]
+    engine.replace([("model.norm.weight", {"master": torch.full_like(norm, torch.inf)})])
+    sampled = batches.sampled(0)
+    with pytest.raises(UserError, match="diverged"):
+        projectors.change(engine, 0, sampled, batches.num_items(sampled))
+    engine.close()
 
 
 @pytest.mark.parametrize("keys", [{"lsp_samples": 5, "max_length": 64}, {"lsp_samples": None}, {"lsp_fit_steps": 2}])
