@@ -95,11 +95,25 @@ def expand(scales: Tensor, places: Tensor, *, signed: bool) -> Tensor:
 def rounded(wide: Tensor, *, signed: bool) -> Tensor:
     """The fp32 moment `wide` rounded to 8 bits and expanded to fp32 again, in the same shape. `signed`: it is the
     first moment."""
-    known, flat = numbers(signed=signed).on(lambda tensor: tensor.to(wide.device)), wide.reshape(-1)
+    known = numbers(signed=signed).on(lambda tensor: tensor.to(wide.device))
+    scales, places = _places(wide, known)
+    return (known.values[places] * scales).view(-1)[: wide.numel()].view(wide.shape)
+
+
+def contract(wide: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """The fp32 moment `wide` rounded to 8 bits: its scales (fp32, one per 256 elements) and its bytes, in the shape of
+    `wide`; the reverse of `expand`. `signed`: it is the first moment."""
+    scales, places = _places(wide, numbers(signed=signed).on(lambda tensor: tensor.to(wide.device)))
+    return scales.view(-1), places.view(-1)[: wide.numel()].view(wide.shape).to(torch.uint8)
+
+
+def _places(wide: Tensor, known: Numbers) -> tuple[Tensor, Tensor]:
+    """The scales of the moment's blocks of 256 elements, as a column, and the indices of its numbers, a row a block;
+    the last block is filled up with zeros."""
+    flat = wide.reshape(-1)
     blocks = torch.nn.functional.pad(flat, (0, -flat.numel() % BLOCK)).view(-1, BLOCK)
     scales = blocks.abs().amax(1, keepdim=True)
-    places = torch.bucketize(blocks * scales.clamp(min=_LEAST).reciprocal(), known.halfway)
-    return (known.values[places] * scales).view(-1)[: flat.numel()].view(wide.shape)
+    return scales, torch.bucketize(blocks * scales.clamp(min=_LEAST).reciprocal(), known.halfway)
 
 
 class Scratch:

@@ -53,8 +53,8 @@ def check_lsp(values: dict[str, Any], names: Mapping[str, str], source: Source) 
 
 def _apart(values: Mapping[str, Any], names: Mapping[str, str], source: Source) -> Iterator[Mistake]:
     """Yield the mistakes of keys that exclude one another under `method: lsp`."""
-    if (optim := values.get("optim")) in ("muon", "adamw_8bit"):
-        text = f"{optim} under method: lsp is not supported; leave optim out: AdamW with moments in fp32 trains cores"
+    if values.get("optim") == "muon":
+        text = "muon under method: lsp is not supported; leave optim out: AdamW trains cores"
         yield source.mistake(names["optim"], "not-there", text)
     size, nonzeros = (values.get(key, LspKeys.model_fields[key].default) for key in (SIZE, NONZEROS))
     if nonzeros is None and values.get(FIT_STEPS) not in SWITCHED_OFF:

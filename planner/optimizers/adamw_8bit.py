@@ -102,6 +102,16 @@ class AdamW8bit(AdamW):
                 wide[part] = expand(scales, wide[part].reshape(-1), signed=signed).view(wide[part].shape)
         return wide
 
+    def from_fp32(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The states by name, with moments rounded to bytes and scales."""
+        from planner.cpu.rounded import contract
+
+        narrow = dict(parts)
+        for part, signed in _SIGNED.items():
+            if part in parts:
+                narrow[part + _SCALES], narrow[part] = contract(parts[part], signed=signed)
+        return narrow
+
     def round_moments(self, moments: Mapping[str, Tensor]) -> None:
         """Round moments to 8 bits and expand them again, in place."""
         from planner.cpu.rounded import rounded

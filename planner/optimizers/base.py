@@ -141,6 +141,10 @@ class Optimizer:
         """States by name, as `named` gives them, in fp32."""
         return dict(parts)
 
+    def from_fp32(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """States by name in the form of `named`, from those that `in_fp32` gives."""
+        return dict(parts)
+
     def round_moments(self, moments: Mapping[str, Tensor]) -> None:
         """Round fp32 moments in place, as an update of this kind does."""
 

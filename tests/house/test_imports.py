@@ -129,7 +129,7 @@ MAY_IMPORT = {
         "planner.machine",
         "planner.cpu",
     ),
-    "worker.subspace": ("planner.models", "worker.storage", "planner.job"),
+    "worker.subspace": ("planner.models", "planner.optimizers", "worker.storage", "planner.job"),
     "worker.training": (
         "planner.models",
         "planner.optimizers",

@@ -157,6 +157,7 @@ class PlainTraining:
             for part in self._kind(name).moments:
                 if part in state:
                     state[part].copy_(parts[part])
+            self._kind(name).round_moments(state)
 
     def _kind(self, name: str) -> AnyOptimizer:
         return self._kinds.get(name, ADAMW)

@@ -372,7 +372,7 @@ class Engine:
     ) -> int | None:
         """Replace frozen weights by what `revise` makes of the gradient of each frozen weight in `names`, the sum over
         `batches` with the model in evaluation mode: see `worker.engine.full_gradients`. Then replace trained tensors by
-        what `states` gives, in the form of `state`. Finishes pending updates first.
+        what `states` gives, as in `replace`. Finishes pending updates first.
         `model_kwargs`: further keyword arguments of the model. Returns the most device bytes in use meanwhile (None
         when they are not counted). After an error some weights are revised and others not: they are `torn`, and
         `load_state`, which brings no frozen weights, does not help."""
@@ -442,8 +442,8 @@ class Engine:
         self.steps_done = step
 
     def replace(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-        """Replace the weights and states of some tensors between two steps: of trained ones by what `state` yields, of
-        frozen ones by what `frozen` yields. Raises ValueError for another model's."""
+        """Replace the weights and states of some tensors between two steps, in the form of `state` and `frozen`, but
+        with moments in fp32. Raises ValueError for another model's."""
         self.drain()
         with self._machine.computing():
             self._weights.replace(tensors)

@@ -296,12 +296,13 @@ class Weights:
 
     @torch.no_grad()
     def replace(self, tensors: Iterable[tuple[str, Mapping[str, Tensor]]]) -> None:
-        """Replace the weights and states of some tensors by `tensors`, which `state` or `frozen` gave. Between steps
-        only. Raises ValueError for a tensor that the model has not, or whose place cannot be written."""
+        """Replace the weights and states of some tensors by `tensors`, in the form of `state` or `frozen`, with moments
+        in fp32. Between steps only. Raises ValueError for a tensor that the model has not, or whose place cannot be
+        written."""
         for name, parts in tensors:
             if name not in self._parameters or self.host.is_mapped(Item.weight(name)):
                 raise ValueError(f"{name} is no parameter of this model, or its place is the model's own file")
-            self._put(name, parts)
+            self._put(name, self._optimizers.get(name, ADAMW).from_fp32(parts))
 
     def _put(self, name: str, parts: Mapping[str, Tensor]) -> bool:
         """Replace the weight and states of one tensor. Returns whether states on disk were written."""

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from planner.job.schema import Job
 from planner.models.lsp import CORE, LEFT, RIGHT, Parts, Shape, layers_with_cores, merged, whole
+from planner.optimizers.table import OPTIMIZERS
 from planner.units import counted, format_bytes, format_seconds
 from worker.storage.checkpoint import non_finite
 from worker.storage.shards import Item
@@ -126,9 +127,9 @@ class Projectors:
         """Look at the gradients over `batches`, one slice each, and change projectors where the bias is at least
         `lsp_threshold`, or where there are none yet. `step`: the steps done. `items`: the number of tokens that the
         loss divides by."""
-        began, job = time.perf_counter(), self._job
+        began, job, kind = time.perf_counter(), self._job, OPTIMIZERS[self._job.optim]()
         states = {
-            name: {part: tensor.clone() for part, tensor in parts.items()}
+            name: {part: tensor.clone() for part, tensor in kind.in_fp32(parts).items()}
             for name, parts in trains.state()
             if name.removesuffix(CORE) + "weight" in self._layers
         }

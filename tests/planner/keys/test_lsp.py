@@ -32,7 +32,7 @@ def trained(folder: Path) -> Path:
     return folder
 
 
-OPTIM = "under method: lsp is not supported; leave optim out: AdamW with moments in fp32 trains cores"
+OPTIM = "under method: lsp is not supported; leave optim out: AdamW trains cores"
 ROWS = "a whole number of rows, or null for as many as have 16384 tokens"
 
 

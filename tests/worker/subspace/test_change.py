@@ -76,6 +76,7 @@ CASES = [
     {"bf16": True, "max_grad_norm": 0, "gradient_accumulation_steps": 3},
     {"lsp_nonzeros": None, "name": "qwen2"},
     {"lsp_fit_steps": 3, "gradient_accumulation_steps": 1, "name": "mixtral"},
+    {"optim": "adamw_8bit", "lsp_size": 64},
     {"trainable": ["lm_head", "model.norm", r"model\.layers\.0\.mlp"], "weight_decay": 0.1},
 ]
 
