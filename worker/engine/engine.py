@@ -274,12 +274,12 @@ class Engine:
     def _enter(self, block: ModelBlock, *args: Any, **kwargs: Any) -> Any:
         """Run `block` on these arguments, in place of its module's forward."""
         runs: Forward | FullGradients | Rounds
-        if self._forward_only.running:
+        if self._stepping:
+            runs = self._rounds
+        elif self._forward_only.running:
             runs = self._forward_only
         elif self._full_gradients.running:
             runs = self._full_gradients
-        elif self._stepping:
-            runs = self._rounds
         else:
             raise model_in_engine()
         return runs.enter(block, *args, **kwargs)

@@ -52,7 +52,8 @@ class FullGradients:
     ) -> None:
         self._model, self._plan, self._weights = model, plan, weights
         self._machine, self._memory = machine, memory
-        self._blocks = [_recomputed(block) for block in blocks]
+        self._own_blocks = blocks
+        self._blocks: list[ModelBlock] = []  # these and the rounds only while gradients are computed
         self._rounds: _Rounds | None = None
 
     @property
@@ -78,8 +79,9 @@ class FullGradients:
         Then replace trained tensors by what `states` gives, as in `Weights.replace`. `model_kwargs`: further arguments
         of the model. Returns the most device bytes in use meanwhile (None when they are not counted)."""
         machine, weights = self._machine, self._weights
-        if outside := set(names) - {name for block in self._blocks for name in block.weights.values()}:
+        if outside := set(names) - {name for block in self._own_blocks for name in block.weights.values()}:
             raise ValueError(f"{min(outside)} is no weight of a block")
+        self._blocks = [_recomputed(block) for block in self._own_blocks]
         sums = _Sums(names)
         turns = _Turns(self._blocks, len(batches), weights, sums, revise)
         self._memory.expect_loose()
@@ -110,11 +112,11 @@ class FullGradients:
                 forget_frames(error)  # free what they hold, before the weights come back
                 raise
             finally:
-                self._rounds = None
+                self._rounds, self._blocks = None, []
                 rounds.close()
                 rounds.let_go()
                 sums.clear()
-                turns.clear()
+                turns.let_go()
                 machine.synchronize()  # copies may still be using what is freed now
                 machine.forget_batches()
                 machine.forget_threads()
@@ -215,6 +217,11 @@ class _Turns:
         for item, value in zip(items, values.values(), strict=True):
             self._device.items[item][0].copy_(value)
         self._device.send(*(item for item in items if item in self._on_host))
+
+    def let_go(self) -> None:
+        """Free the weights that were brought to the device, and drop the blocks, which refer to memory there."""
+        self.clear()
+        self._blocks = ()
 
     def clear(self) -> None:
         """Free the weights that were brought to the device."""
