@@ -306,9 +306,9 @@ class Weights:
 
     def _put(self, name: str, parts: Mapping[str, Tensor]) -> bool:
         """Replace the weight and states of one tensor. Returns whether states on disk were written."""
-        stored = self.stored is not None and name in self.stored and "exp_avg" in parts
-        if stored and self.stored is not None:
-            self.stored.load(name, parts)
+        stored = self.stored if "exp_avg" in parts and self.stored is not None and name in self.stored else None
+        if stored is not None:
+            stored.load(name, parts)
         for copies in (self.host.items, self.device.items):
             for target in copies.get(Item.weight(name), ()) if "master" in parts else ():
                 self._copy(name, target, parts["master"])
@@ -319,7 +319,7 @@ class Weights:
         if self.host.is_packed(name):
             with self.host.whole_states(name) as states:
                 self._copy_parts(name, states, parts)
-        return stored
+        return stored is not None
 
     def _take_over(self, piece: Piece, master: Tensor) -> None:
         """Round a piece of a master into its part of the working copy."""

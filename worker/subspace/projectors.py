@@ -38,7 +38,8 @@ def new_projectors(
     `fit_steps`: learn sparse projectors in so many steps; 0: make them of singular vectors."""
     generator = seeded(seed)
     if shape.nonzeros is None:
-        return tuple({"dense": side.to(dtype)} for side in _vectors(gradient, shape.size, generator))  # type: ignore[return-value]
+        first, second = _vectors(gradient, shape.size, generator)
+        return {"dense": first.to(dtype)}, {"dense": second.to(dtype)}
     if fit_steps:
         sides = [_drawn(rows, shape, generator, gradient) for rows in gradient.shape]
         _learn(sides, gradient, shape, fit_steps)
