@@ -6,7 +6,7 @@ Other packages import only the names listed here. This package imports `planner.
 
 from planner.graph.block_code import Pair, make_pairs
 from planner.graph.branch_numbers import depends_on_data
-from planner.graph.call import BlockCall, items_for, loss_of, refuse_autocast, run_slice
+from planner.graph.call import BlockCall, items_for, loss_of, refuse_autocast, run_slice, value_of
 from planner.graph.chunks import ChunkedHead, check_chunked, chunk_rows, loss_only
 from planner.graph.detect import BlockNames, find_blocks
 from planner.graph.eager import EagerPair
@@ -64,6 +64,7 @@ __all__ = [
     "run_slice",
     "take_turns",
     "trace_block",
+    "value_of",
     "trials",
     "tried_on_cpu",
     "why_not_compilable",

@@ -305,6 +305,13 @@ def loss_of(result: Any) -> Tensor:
     return loss
 
 
+def value_of(result: Any) -> Tensor:
+    """What is kept of a forward, detached: the loss, a tensor of one element; or, if the result has `figures` [n], the
+    loss followed by them, [1 + n] in fp32. Raises UserError as `loss_of`."""
+    loss, figures = loss_of(result).detach(), getattr(result, "figures", None)
+    return loss if figures is None else torch.cat((loss.float().view(1), figures.float()))
+
+
 def items_for(model: nn.Module, count: int) -> dict[str, int]:
     """The keyword argument {"num_items_in_batch": count} for the model's forward; empty if the forward does not take
     it. `count`: the number of tokens that a step's loss is the mean over."""
@@ -321,15 +328,14 @@ def run_slice(
     pieces: Given,
 ) -> Tensor:
     """Run the model's own forward on one slice (a micro-batch), and backward from the loss as far as the head. Returns
-    the loss, detached. `pieces`: filled with the tensors that the slice's blocks get as arguments.
+    the forward's `value_of`. `pieces`: filled with the tensors that the slice's blocks get as arguments.
 
     `batch` may be on the device already: the model gets a copy, which is freed as the forward ends.
     """
     # copy=True: after the last slice's forward nothing reads the batches, so the next step's may take their memory.
-    loss = loss_of(
-        model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
-    )
-    value = loss.detach()
+    result = model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}, **model_kwargs)
+    loss, value = loss_of(result), value_of(result)
+    del result
     with autocast_off(device.type):  # because plain training code leaves autocast before backward
         edge = get_gradient_edge(loss)
         run_backward(pieces, *pieces.due(pieces.enter([edge]), [(edge, torch.ones_like(loss))]))

@@ -5,12 +5,16 @@ The head's call returns `ChunkedLogits`, a tensor without data that remembers th
 operations on the way to the loss. When cross entropy is called on it, the loss is computed chunk by chunk, together
 with each chunk's gradients. The chunks are summed in another order than in one matrix product, so the last bits differ
 from plain PyTorch's.
+
+If the model asks for the loss of each row, what it makes of them decides what each row's loss counts for. So forward
+computes no gradients then, and backward computes each chunk's logits again.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -30,14 +34,53 @@ of a 16-bit weight; an RTX 4090 does 164 in the time in which it reads a byte.""
 Sink = Callable[[str, Tensor], None]
 
 
-class Loss(Protocol):
-    """Computes the summed loss of the head's inputs `rows` [rows, width], given each row's `target` [rows]. `post`:
-    operations that are applied to the logits first. Rows whose target is `ignored` have no loss. `shares` [rows]: a
-    factor for each row's loss."""
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows whose cross entropy is computed from the head's input.
 
-    def __call__(
-        self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
-    ) -> Tensor: ...
+    inputs      the head's input, [rows, width]
+    post        operations that are applied to the logits first
+    target      each row's class, [rows]
+    ignored     rows with this target have no loss
+    shares      a factor for each row's loss, [rows]; None: all count once
+    """
+
+    inputs: Tensor
+    post: Sequence[Elementwise]
+    target: Tensor
+    ignored: int
+    shares: Tensor | None = None
+
+    def chunks(self, count: int) -> Iterator[tuple[slice, Scored]]:
+        """Yields parts of `count` rows, the last one shorter, each with its place among the rows."""
+        for start in range(0, len(self.inputs), count):
+            at = slice(start, start + count)
+            shares = None if self.shares is None else self.shares[at]
+            yield at, Scored(self.inputs[at], self.post, self.target[at], self.ignored, shares)
+
+    def loss(self, logits: Tensor, *, each: bool = False) -> Tensor:
+        """The summed loss of rows whose logits before `post` are `logits` [rows, vocabulary]; a scalar in fp32. `each`:
+        the loss of each row instead, [rows] in fp32, 0 for ignored rows; `shares` are not for that."""
+        for step in self.post:
+            logits = step(logits)
+        if self.shares is not None:
+            assert not each
+            return weighted_cross_entropy(logits, self.target, self.shares, self.ignored).float()
+        reduction = "none" if each else "sum"
+        return F.cross_entropy(logits, self.target, ignore_index=self.ignored, reduction=reduction).float()
+
+    def loss_in_chunks(self, count: int, weight: Tensor, bias: Tensor | None, *, each: bool) -> Tensor:
+        """What `loss` gives, computed from the head's weights in chunks of `count` rows, without gradients."""
+        result = self.inputs.new_zeros(len(self.inputs) if each else (), dtype=torch.float32)
+        for at, part in self.chunks(count):
+            (result[at] if each else result).add_(part.loss(F.linear(part.inputs, weight, bias), each=each))
+        return result
+
+
+class Loss(Protocol):
+    """Computes the summed loss of `scored`, a scalar in fp32; with `each` the loss of each row, [rows] in fp32."""
+
+    def __call__(self, scored: Scored, *, each: bool = False) -> Tensor: ...
 
 
 class ChunkedLogits(DeferredLogits):
@@ -63,10 +106,12 @@ class ChunkedLogits(DeferredLogits):
     def cross_entropy(self, loss: CrossEntropy) -> Tensor:
         if not loss.plain:
             raise _refused("cross_entropy with weights or smoothing")
-        if loss.reduction not in ("sum", "mean"):
+        if loss.reduction not in ("none", "sum", "mean"):
             raise _refused(f"cross_entropy with reduction {loss.reduction}")
-        total = self.loss(self.source, self.post, loss.target, loss.ignore_index)
-        return total if loss.reduction == "sum" else total / (loss.target != loss.ignore_index).sum()
+        scored = Scored(self.source, self.post, loss.target, loss.ignore_index)
+        if loss.reduction == "mean":
+            return self.loss(scored) / (loss.target != loss.ignore_index).sum()
+        return self.loss(scored, each=loss.reduction == "none")
 
     @classmethod
     def other_use(cls, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -81,7 +126,7 @@ def weighted_cross_entropy(logits: Tensor, target: Tensor, shares: Tensor, ignor
     """The sum over rows of cross entropy times share, in fp32. `logits` [rows, vocabulary] may be `ChunkedLogits`;
     `target` and `shares` are [rows]. Rows whose target is `ignored` have no loss."""
     if isinstance(logits, ChunkedLogits):
-        return logits.loss(logits.source, logits.post, target, ignored, shares)
+        return logits.loss(Scored(logits.source, logits.post, target, ignored, shares))
     return (F.cross_entropy(logits, target, ignore_index=ignored, reduction="none") * shares).sum()
 
 
@@ -115,28 +160,12 @@ def loss_only(module: nn.Module, count: int) -> Callable[[Tensor], ChunkedLogits
         weight, bias = cast(Tensor, module.weight).detach(), module.bias
         parameters = weight, cast(Tensor, bias).detach() if bias is not None else None
 
-        def loss(
-            rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
-        ) -> Tensor:
-            total = rows.new_zeros((), dtype=torch.float32)
-            for start in range(0, len(rows), count):
-                chunk = slice(start, start + count)
-                total += _chunk_loss(F.linear(rows[chunk], *parameters), post, target, ignored, shares, chunk)
-            return total
+        def loss(scored: Scored, *, each: bool = False) -> Tensor:
+            return scored.loss_in_chunks(count, *parameters, each=each)
 
         return ChunkedLogits.of(hidden, weight.shape[0], loss)
 
     return forward
-
-
-def _chunk_loss(
-    logits: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None, chunk: slice
-) -> Tensor:
-    for step in post:
-        logits = step(logits)
-    if shares is not None:
-        return weighted_cross_entropy(logits, target[chunk], shares[chunk], ignored).float()
-    return F.cross_entropy(logits, target[chunk], ignore_index=ignored, reduction="sum").float()
 
 
 class ChunkedHead(FrameCall, ABC):
@@ -144,7 +173,9 @@ class ChunkedHead(FrameCall, ABC):
     `chunk_rows` rows.
 
     Between forward and backward it holds the gradients of the summed loss. Backward multiplies them by `scale`, the
-    gradient of that sum, which the rest of the model sends (one over the number of the step's tokens).
+    gradient of that sum, which the rest of the model sends (one over the number of the step's tokens). Of a loss for
+    each row it holds the head's input (`waiting`), and backward computes logits and gradients; `scale` [rows] is then
+    the gradient of each row's loss.
     """
 
     def __init__(
@@ -156,6 +187,7 @@ class ChunkedHead(FrameCall, ABC):
         self.of_rows: Tensor | None = None
         self.of_weights: dict[str, Tensor] = {}
         self.scale: Tensor | None = None
+        self.waiting: Scored | None = None
 
     @abstractmethod
     def weights(self) -> dict[str, Tensor]:
@@ -172,37 +204,37 @@ class ChunkedHead(FrameCall, ABC):
         hidden = tensors[0].detach()
         return ChunkedLogits.of(hidden, self.pair.output_values[0].shape[-1], self._loss)
 
-    def _loss(
-        self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None = None
-    ) -> Tensor:
-        apply = cast(Callable[..., Tensor], _ChunkedLoss.apply)
-        return apply(self, self.anchor, rows, post, target, ignored, shares)
+    def _loss(self, scored: Scored, *, each: bool = False) -> Tensor:
+        return cast(Callable[..., Tensor], _ChunkedLoss.apply)(self, self.anchor, scored, each)
 
-    def compute(
-        self, rows: Tensor, post: Sequence[Elementwise], target: Tensor, ignored: int, shares: Tensor | None
-    ) -> Tensor:
-        """The summed loss of `rows` [rows, width], the head's input; computes the gradients in the same pass and keeps
-        them in this call. Raises UserError for a second loss, which would need its own scale. The arguments are those
-        of `Loss`."""
-        if self.of_rows is not None or self.of_weights:
+    def compute(self, scored: Scored, *, each: bool) -> Tensor:
+        """The summed loss of `scored`, whose gradients are computed in the same pass and kept in this call; with `each`
+        the loss of each row, without gradients. Raises UserError for a second loss, which would need its own scale."""
+        if self.of_rows is not None or self.of_weights or self.waiting is not None:
             raise _refused("more than one loss")
+        if not each:
+            return self._compute_gradients(scored)
+        self.waiting, weights = scored, self.weights()
+        return scored.loss_in_chunks(self.chunk_rows, weights["weight"], weights.get("bias"), each=True)
+
+    def _compute_gradients(self, scored: Scored) -> Tensor:
+        """Compute the gradients of the summed loss of `scored` and keep them in this call. Returns the loss."""
         weights = self.weights()
         weight, bias = weights["weight"], weights.get("bias")
-        total = rows.new_zeros((), dtype=torch.float32)
+        total = scored.inputs.new_zeros((), dtype=torch.float32)
         if self.edges[0] is not None:
-            self.of_rows = torch.empty_like(rows)
-        for start in range(0, len(rows), self.chunk_rows):
-            chunk = slice(start, start + self.chunk_rows)
+            self.of_rows = torch.empty_like(scored.inputs)
+        for at, part in scored.chunks(self.chunk_rows):
             with torch.enable_grad():
-                logits = F.linear(rows[chunk], weight, bias).detach().requires_grad_()
-                loss = _chunk_loss(logits, post, target, ignored, shares, chunk)
+                logits = F.linear(part.inputs, weight, bias).detach().requires_grad_()
+                loss = part.loss(logits)
             (grad,) = torch.autograd.grad(loss, logits)
             total += loss.detach()
             del loss, logits
             if self.of_rows is not None:
-                self.of_rows[chunk].copy_(grad @ weight)
+                self.of_rows[at].copy_(grad @ weight)
             if "weight" in self.pair.param_grads:
-                self._add_product("weight", grad.t(), rows[chunk])
+                self._add_product("weight", grad.t(), part.inputs)
             if "bias" in self.pair.param_grads:
                 self._add("bias", grad.sum(0, dtype=torch.float32))
             del grad
@@ -222,16 +254,18 @@ class ChunkedHead(FrameCall, ABC):
 
     def finish(self, sink: Sink) -> list[Tensor | None]:
         """Returns the gradient of the head's input as a list of one, None if the input needs no gradient. Passes the
-        gradient of each weight to `sink`. All are multiplied by the scale that has arrived. Raises UserError if no
-        scale has arrived."""
-        scale, of_rows = self.scale, self.of_rows
-        if scale is None:
+        gradient of each weight to `sink`. All are multiplied by the scale that has arrived; of a loss for each row they
+        are computed here. Raises UserError if no scale has arrived."""
+        if self.scale is None:
             raise _refused("something else than the loss")
-        dtype = self.pair.output_values[0].dtype
+        if self.waiting is not None:
+            self._compute_gradients(replace(self.waiting, shares=self.scale))
+            self.waiting = self.scale = None
+        scale, of_rows, dtype = self.scale, self.of_rows, self.pair.output_values[0].dtype
         for name in tuple(self.of_weights):
-            sink(name, self.of_weights.pop(name).mul_(scale).to(dtype))
+            sink(name, _times(self.of_weights.pop(name), scale).to(dtype))
         self.of_rows = self.scale = None
-        return [of_rows.mul_(scale).view(self._shape) if of_rows is not None else None]
+        return [_times(of_rows, scale).view(self._shape) if of_rows is not None else None]
 
     @property
     def _shape(self) -> torch.Size:
@@ -240,24 +274,20 @@ class ChunkedHead(FrameCall, ABC):
         return value.shape
 
 
+def _times(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """`gradient`, multiplied in place by `scale` if there is one."""
+    return gradient if scale is None else gradient.mul_(scale)
+
+
 class _ChunkedLoss(torch.autograd.Function):
-    """The loss as an autograd function: its forward computes loss and gradients, its backward only stores the scale."""
+    """The loss as an autograd function: its forward calls `ChunkedHead.compute`, its backward only stores the scale."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        call: ChunkedHead,
-        anchor: Tensor,
-        rows: Tensor,
-        post: Sequence[Elementwise],
-        target: Tensor,
-        ignored: int,
-        shares: Tensor | None,
-    ) -> Tensor:
+    def forward(ctx: Any, call: ChunkedHead, anchor: Tensor, scored: Scored, each: bool) -> Tensor:
         ctx.call = call
-        return call.compute(rows, post, target, ignored, shares)
+        return call.compute(scored, each=each)
 
     @staticmethod
     def backward(ctx: Any, scale: Tensor) -> tuple[None, ...]:
         ctx.call.scale = scale
-        return None, None, None, None, None, None, None
+        return None, None, None, None

@@ -29,6 +29,7 @@ class PlainResult:
     losses: list[Tensor]
     grad_norm: Tensor | None
     peak_bytes: int | None = None
+    figures: tuple[Tensor, ...] = ()
 
 
 class PlainEngine:

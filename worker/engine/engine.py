@@ -21,7 +21,7 @@ from planner.schedule.peak_moments import staged_bytes
 from planner.schedule.plan import Plan
 from worker.engine.actions import Actions
 from worker.engine.block_calls import ModelBlock, model_blocks
-from worker.engine.forward_only import Evaluation, Forward
+from worker.engine.forward_only import Evaluation, Forward, apart
 from worker.engine.full_gradients import FullGradients, Revise
 from worker.engine.gradients import Gradients
 from worker.engine.rounds import Rounds
@@ -39,13 +39,15 @@ from worker.runtime.step_values import StepValues, groups_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The result of one step: `losses`, one per slice or micro-batch (0-dimensional tensors on the device);
-    `grad_norm`, the gradients' global norm before clipping (None without clipping); `peak_bytes`, the most device bytes
-    in use during the step (None when they are not counted)."""
+    """The result of one step: `losses`, one per slice or micro-batch (0-dimensional tensors on the device); `figures`,
+    what else the model's result had for each (fp32 tensors [n] on the device, empty for most models); `grad_norm`, the
+    gradients' global norm before clipping (None without clipping); `peak_bytes`, the most device bytes in use during
+    the step (None when they are not counted)."""
 
     losses: tuple[Tensor, ...]
     grad_norm: Tensor | None
     peak_bytes: int | None
+    figures: tuple[Tensor, ...] = ()
 
 
 class Engine:
@@ -241,10 +243,10 @@ class Engine:
                     self._rounds.warm_up()
                 self._cursor.begin(values)
                 self._gradients.begin_step(values)
-                losses: list[Tensor] = []
+                results: list[Tensor] = []
                 for part, rows in zip(parts, staged[len(batches) :], strict=True):
                     self._gradients.begin_round(list(rows.values()))
-                    losses += self._rounds.run(staged[part], seeds[part], given_kwargs)
+                    results += self._rounds.run(staged[part], seeds[part], given_kwargs)
                 self._cursor.end()
         except BaseException as error:
             if is_out_of_memory(error):  # free what its frames hold, before tensors come back to the device
@@ -260,7 +262,10 @@ class Engine:
         if not self._warm:
             self._warm = True
             self._cap()
-        return StepResult(losses=tuple(losses), grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes())
+        losses, figures = apart(results)
+        return StepResult(
+            losses=losses, figures=figures, grad_norm=values.take_grad_norm(), peak_bytes=machine.peak_bytes()
+        )
 
     def _values(self, learning_rate: float | Sequence[float], groups: tuple[Group, ...]) -> StepValues:
         number = self.steps_done + 1

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from planner.errors import Exit, UserError
-from planner.graph import EAGER, BlockNames, loss_of
+from planner.graph import EAGER, BlockNames, value_of
 from planner.measure.forward_bytes import eval_mode, measure_forward, measure_generation
 from planner.out_of_memory import forget_frames, is_out_of_memory
 from planner.schedule.chain import Chain
@@ -38,11 +38,13 @@ _MOST_SLICES = 8  # more would save hardly anything: weights travel once for all
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The result of an evaluation: `losses`, one per batch (0-dimensional tensors on the device), and `peak_bytes`, the
-    most device bytes in use meanwhile (None when they are not counted)."""
+    """The result of an evaluation: `losses`, one per batch (0-dimensional tensors on the device); `figures`, what else
+    the model's result had for each (fp32 tensors [n] on the device, empty for most models); and `peak_bytes`, the most
+    device bytes in use meanwhile (None when they are not counted)."""
 
     losses: tuple[Tensor, ...]
     peak_bytes: int | None
+    figures: tuple[Tensor, ...] = ()
 
 
 class Forward:
@@ -102,28 +104,31 @@ class Forward:
         UserError "evaluation-does-not-fit"."""
         machine = self._machine
         staged = [{key: machine.stage(tensor) for key, tensor in batch.items()} for batch in batches]
-        losses: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         measured = self._measure(batches)
         slices = self._most_slices(measured, len(batches))
         before = machine.random_state()
         machine.reset_peak()
         try:
             with eval_mode(self._model), machine.computing():
-                while len(losses) < len(staged):
+                while len(results) < len(staged):
                     try:
                         for size, firsts in _groups(len(staged), slices):
                             with self._passes(self._program(measured, size)) as run_pass:
                                 for first in firsts:
-                                    run_pass(_body(self._model, staged, first, machine.device, losses), [before] * size)
+                                    run_pass(
+                                        _body(self._model, staged, first, machine.device, results), [before] * size
+                                    )
                     except RuntimeError as error:
                         if slices == 1 or not is_out_of_memory(error):
                             raise
-                        losses.clear()
+                        results.clear()
                         slices = self._at_most = slices // 2
                         log.info("evaluation: no room for so many batches at a time, now %d", slices)
         finally:
             machine.set_random_state(before)
-        return Evaluation(losses=tuple(losses[k] for k in range(len(batches))), peak_bytes=machine.peak_bytes())
+        losses, figures = apart([results[k] for k in range(len(batches))])
+        return Evaluation(losses=losses, figures=figures, peak_bytes=machine.peak_bytes())
 
     def generate(self, prompts: Sequence[Sequence[int]], *, new_tokens: int, pad: int) -> list[list[int]]:
         """Generate greedily after each of `prompts` (lists of token ids); see `worker.engine.answers`. Returns at most
@@ -188,7 +193,7 @@ class Forward:
                 self._measured[key] = measure_forward(
                     self._model,
                     self._names,
-                    lambda: _loss(self._model, sample, device),
+                    lambda: _value(self._model, sample, device),
                     tuple(sample.values()),
                     device,
                     eager=self._eager,
@@ -287,15 +292,23 @@ def _body(
     batches: Sequence[Mapping[str, Tensor]],
     first: int,
     device: torch.device,
-    losses: dict[int, Tensor],
+    results: dict[int, Tensor],
 ) -> Callable[[int], None]:
     def body(k: int) -> None:
         with torch.no_grad():  # this is thread state
-            losses[first + k] = _loss(model, batches[first + k], device)
+            results[first + k] = _value(model, batches[first + k], device)
 
     return body
 
 
-def _loss(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> Tensor:
-    """The model's loss for a batch, without the model's other results. The batch is copied to the device."""
-    return loss_of(model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()})).detach()
+def _value(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> Tensor:
+    """The model's `value_of` for a batch, without its other results. The batch is copied to the device."""
+    return value_of(model(**{name: t.to(device, copy=True, non_blocking=True) for name, t in batch.items()}))
+
+
+def apart(values: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The losses, and the figures behind them, in what `planner.graph.value_of` gave for some slices; no figures where
+    the values are losses alone."""
+    if not any(value.numel() > 1 for value in values):
+        return tuple(values), ()
+    return tuple(value[0] for value in values), tuple(value[1:] for value in values)

@@ -87,11 +87,11 @@ class Rounds:
         self, batches: Sequence[Mapping[str, Tensor]], seeds: Sequence[int], model_kwargs: Mapping[str, Any]
     ) -> list[Tensor]:
         """Run one round: forward and backward of its slices `batches`, slice k under the random seed `seeds[k]`. Adds
-        their gradients to the sums and returns their losses. Raises any error of the model, of a copy or of an
-        update."""
-        losses: dict[int, Tensor] = {}
+        their gradients to the sums and returns what is kept of each (`planner.graph.value_of`). Raises any error of
+        the model, of a copy or of an update."""
+        results: dict[int, Tensor] = {}
         self._given_to = [Given() for _ in range(self._slices)]
-        body = functools.partial(self._to_head, losses, batches, model_kwargs)
+        body = functools.partial(self._to_head, results, batches, model_kwargs)
         self._lockstep.run(body, [self._machine.seeded(seed) for seed in seeds])
         self._machine.batches_were_read()
         with torch.no_grad():
@@ -99,11 +99,11 @@ class Rounds:
                 self._cursor.start_turn()
                 self._backward(turn.block, turn.slice)
                 self._cursor.end_turn()
-        return [losses[k] for k in range(self._slices)]
+        return [results[k] for k in range(self._slices)]
 
     def _to_head(
         self,
-        losses: dict[int, Tensor],
+        results: dict[int, Tensor],
         batches: Sequence[Mapping[str, Tensor]],
         model_kwargs: Mapping[str, Any],
         k: int,
@@ -112,7 +112,7 @@ class Rounds:
         keep their function's closure, even after `forget_frames` has emptied them."""
         with torch.enable_grad():
             with self._machine.frame(batches[k]):
-                losses[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, self._given_to[k])
+                results[k] = run_slice(self._model, batches[k], model_kwargs, self._machine.device, self._given_to[k])
             self._backward(self._head, k)
 
     def _backward(self, block: int, k: int) -> None:

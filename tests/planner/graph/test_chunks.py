@@ -245,9 +245,9 @@ def test_a_sum_of_two_losses_of_the_same_logits_is_refused(frozen):
 def test_a_soft_cap_is_applied_chunk_by_chunk():
     seen = []
 
-    def loss(rows, post, target, ignored):
-        value = rows @ torch.ones(4, 6)
-        for one in post:
+    def loss(scored, *, each):
+        value = scored.inputs @ torch.ones(4, 6)
+        for one in scored.post:
             value = one(value)
         seen.append(value)
         return value.sum()

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from planner.cpu.meter import Meter
 from planner.schedule.allocations import allocations
@@ -46,13 +47,26 @@ CODES = {}  # generated code, by model and dtype: to save time
 
 @functools.cache
 def arranged_chain(name, dtype):
-    return chain_of(model_of(name, dtype), arranged=True)
+    return chain_of(model_of(name, dtype), arranged=True, chunk_rows=7 * (name in LOSSES))
+
+
+def of_rows(logits, labels, vocab_size, num_items_in_batch=1, **_):
+    """A loss that compares the two rows."""
+    targets = F.pad(labels, (0, 1), value=-100)[:, 1:].reshape(-1)
+    each = F.cross_entropy(logits.float().view(-1, vocab_size), targets, reduction="none").view(labels.shape)
+    return F.softplus(torch.sub(*each.sum(1))) / num_items_in_batch
+
+
+LOSSES = {"chunks": None, "chunks-of-rows": of_rows}
 
 
 def model_of(name, dtype):
     """In bf16 without dropout, whose noise on the CPU takes memory that it does not take on CUDA. "frozen": a Llama of
-    which the norms and the last layer are trained."""
-    model = make_model(name.replace("frozen", "llama"), dtype, dropout=0.1 if dtype == torch.float32 else 0.0)
+    which the norms and the last layer are trained. One of `LOSSES`: a Llama with that loss, whose head is in chunks."""
+    dropout = 0.1 if dtype == torch.float32 else 0.0
+    model = make_model("llama" if name in LOSSES else name.replace("frozen", "llama"), dtype, dropout=dropout)
+    if loss := LOSSES.get(name):
+        model.loss_function = loss
     if name == "frozen":
         for parameter_name, parameter in model.named_parameters():
             parameter.requires_grad_("norm" in parameter_name or "layers.2" in parameter_name)
@@ -134,6 +148,8 @@ CASES = [
     ("frozen", resident_plan, {"slices": 2, "clip": 0.5, "option": "recompute"}),
     ("bloom", resident_plan, {"slices": 2, "option": "offload-input"}),
     ("llama", resident_plan, {"slices": 2, "option": "offload-all", "copy_turns": 2}),
+    ("chunks", mixed_plan, {"slices": 2}),
+    ("chunks-of-rows", mixed_plan, {"slices": 2}),
 ]
 
 
