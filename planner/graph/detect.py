@@ -46,7 +46,8 @@ def find_blocks(
 ) -> BlockNames:
     """The blocks of `model` for a call with `batch`. The model's weights may be on any device, also meta.
 
-    Embedding and head are what `get_input_embeddings` and `get_output_embeddings` return. The layers are the largest
+    Embedding and head are what `get_input_embeddings` and `get_output_embeddings` return; the head of a classifier of
+    texts is its `score`. The layers are the largest
     non-leaf sibling modules of one class that together do at least half of the work. In an encoder-decoder the
     decoder's embedding and layers follow the encoder's. If either method returns no module, the blocks are the model's
     segments (`planner.graph.segments`); the first and the last of them take the places of embedding and head. Raises
@@ -77,10 +78,18 @@ def find_blocks(
     )
 
 
+def _head(model: nn.Module) -> nn.Module | None:
+    """The head of a language model, or of transformers' classifier of texts; None if there is none."""
+    if (head := _own_module(model, "get_output_embeddings")) is not None:
+        return head
+    score = getattr(model, "score", None)
+    return score if isinstance(score, nn.Module) else None
+
+
 def _blocks(model: nn.Module, root: ModuleCall, record: Record) -> list[nn.Module]:
     """The modules that become the blocks: embedding, layers and head, or the model's segments. Raises UserError
     "blocks-not-found"."""
-    head = _own_module(model, "get_output_embeddings")
+    head = _head(model)
     if head is None or _own_module(model, "get_input_embeddings") is None:
         blocks = [call.module for call in segments(root, record)]
         if len(blocks) < 3:
@@ -113,7 +122,7 @@ def repeated_layers(model: nn.Module, batch: Mapping[str, torch.Tensor], device:
     for each run. Raises UserError "layers-dropped"."""
     _refuse_dropped_layers(model)
     root, record, _ = record_with_opaque_layers(model, batch, device)
-    head = _own_module(model, "get_output_embeddings")
+    head = _head(model)
     if head is None or _own_module(model, "get_input_embeddings") is None:
         return [call.module for call in segments(root, record)]
     taken = {id(module) for module in (*_embeddings(root, model, head), head)}

@@ -66,8 +66,8 @@ _SHOWN = 5
 
 
 def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
-    """Return the local files that loading the job's model and tokenizer reads, each with its part of the base. `parts`:
-    only these parts. Raises UserError `weights-not-usable`, OSError."""
+    """Return the local files that loading the job's model, tokenizer and `ref_model` reads, each with its part of the
+    base. `parts`: only these parts. Raises UserError `weights-not-usable`, OSError."""
     model, tokenizer = Path(job.model), Path(job.tokenizer)
     part_of: dict[Path, Part] = {}
     if is_local(job.tokenizer):
@@ -75,9 +75,10 @@ def base_files(job: Job, parts: Iterable[Part] = PARTS) -> dict[Path, Part]:
         part_of |= dict.fromkeys(_matching(tokenizer, patterns), "tokenizer")
     if is_local(job.model):
         part_of |= dict.fromkeys(_matching(model, _CONFIG), "config")
-        if "weights" in parts and model.is_dir():
-            files = weight_files(model) or sorted(model.glob("*.safetensors"))
-            part_of |= dict.fromkeys((*filter(Path.is_file, files), *_matching(model, _WEIGHTS)), "weights")
+    for folder in (model, Path(job.ref_model or job.model)) if "weights" in parts else ():
+        if folder.is_absolute() and folder.is_dir():
+            files = weight_files(folder) or sorted(folder.glob("*.safetensors"))
+            part_of |= dict.fromkeys((*filter(Path.is_file, files), *_matching(folder, _WEIGHTS)), "weights")
     return {file: part for file, part in part_of.items() if part in parts}
 
 

@@ -17,8 +17,18 @@ from pathlib import Path
 from planner.data.broken_rows import BrokenRows, no_records
 from planner.data.entry import DataEntry
 from planner.data.local_data import LocalData, is_local, local_data
+from planner.data.preference_records import answers_of
 from planner.data.reader import Reader, Row
-from planner.data.records import Kind, check_answers, check_record, is_chat, kind_of, lacks_of, no_columns
+from planner.data.records import (
+    PREFERENCES,
+    Kind,
+    check_answers,
+    check_record,
+    is_chat,
+    kind_of,
+    lacks_of,
+    no_columns,
+)
 from planner.errors import Errors, Exit, UserError, first_line
 from planner.importers.axolotl_data import LEARNED_KEYS
 from planner.importers.llama_factory_records import check as check_of_llama_factory
@@ -83,7 +93,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
     data, wrong = _local(path), Errors()
     reader, kind = Reader(data, MOST_BYTES), None
     with wrong.apart():
-        kind = _kind(entry, data)
+        kind = _kind(entry, data, job)
     if kind is None:  # the beginning has no record with a known column
         seen = 0
         for row in _rows(reader, path):
@@ -91,7 +101,7 @@ def _check_entry(entry: DataEntry, job: Job) -> tuple[str, ...] | None:
             if row.record is None:
                 broken.add_row(row)
             elif not wrong.found:
-                kind_in(entry, (), path.name)
+                kind_in(entry, (), path.name, job)
         if data.kind != "csv" or _separator(reader.columns) is None:  # else the wrong separator breaks every row
             with wrong.apart():
                 broken.refuse(seen)
@@ -147,6 +157,9 @@ def learns(entry: DataEntry, kind: Kind, row: Row, broken: BrokenRows) -> bool:
             return check_of_v1(entry.converter, record)
         if entry.formatting is not None:
             return check_of_llama_factory(kind, record, entry.formatting)
+        if kind == "preference" or kind == "unpaired":
+            answers_of(kind, record)
+            return True
         learned = check_record(kind, record)
         if not learned and (lacks := lacks_of(kind, record)):
             broken.add_lacking(row.place, lacks)
@@ -160,7 +173,7 @@ def is_rendered(job: Job) -> bool:
     """Return whether any local data of a checked job are more than plain texts: whether a chat template or a prompt
     surrounds them, or only parts of them are learned."""
     local = (entry for entry in (*job.data, *job.eval_data) if is_local(entry.path))
-    return any(_kind(entry, local_data(Path(entry.path))) not in (None, "text") for entry in local)
+    return any(_kind(entry, local_data(Path(entry.path)), job) not in (None, "text") for entry in local)
 
 
 def count_of_few(entry: DataEntry, most: int, most_bytes: int) -> int | None:
@@ -201,14 +214,16 @@ def columns_of(data: LocalData) -> tuple[str, ...]:
     return next((tuple(row.record) for row in Reader(data) if row.record), ())
 
 
-def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
+def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str, job: Job) -> Kind:
     """Return the format of an entry's records, as its `type` says or as their columns show. `name`: the dataset's name
-    in errors. Raises UserError where the columns show no known format or do not fit the entry."""
+    in errors. Raises UserError where the columns show no known format or do not fit the entry, and for records from
+    which the job does not learn."""
     try:
         names = entry.names(columns)
     except ValueError as error:
         raise no_columns(name, str(error)) from error
-    kind = entry.kind or kind_of(names, name)
+    kind = entry.kind or kind_of(names, name, preferred=job.preference is not None)
+    _check_preference(kind, entry, name, job)
     if entry.learned is not None and kind not in ("messages", "conversations"):
         raise UserError(
             f"The entry of {name} says which turns are learned, and its records are not conversations.",
@@ -220,7 +235,33 @@ def kind_in(entry: DataEntry, columns: tuple[str, ...], name: str) -> Kind:
     return kind
 
 
-def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
+def _check_preference(kind: Kind, entry: DataEntry, name: str, job: Job) -> None:
+    """Raise UserError where the records are for a job with `preference`, and the job has none, or the other way
+    round."""
+    if job.preference is None and kind not in PREFERENCES:
+        return
+    if job.preference is None:
+        pairs = "pairs of a chosen and a rejected answer", "give preference: dpo, or another loss that learns from them"
+        one = "answers with a label that says whether they are good", "give preference: kto"
+        what, hint = pairs if kind == "preference" else one
+    elif kind == "unpaired" and job.preference != "kto":
+        what = f"answers with a label, and preference: {job.preference} learns from pairs"
+        hint = "give preference: kto, or a dataset with columns chosen and rejected"
+    elif kind not in PREFERENCES or entry.converter is not None:
+        what = f"no preferences, and preference: {job.preference} learns from these alone"
+        hint = "give (prompt,) chosen and rejected, or with kto prompt, completion and label; or leave preference out"
+    else:
+        return
+    raise UserError(
+        f"The records of {name} are {what}.",
+        code="other-records",
+        exit_code=Exit.USAGE,
+        numbers=(f"they are read as {kind}",),
+        hint=hint,
+    )
+
+
+def _kind(entry: DataEntry, data: LocalData, job: Job) -> Kind | None:
     """Return the format of an entry's records; None where the beginning of its data has none. Raises UserError."""
     path = Path(entry.path)
     try:
@@ -228,7 +269,7 @@ def _kind(entry: DataEntry, data: LocalData) -> Kind | None:
     except (OSError, ValueError) as error:
         raise _unreadable(path, first_line(error), "check the file's format") from error
     try:
-        return kind_in(entry, columns, path.name) if columns else None
+        return kind_in(entry, columns, path.name, job) if columns else None
     except UserError as error:
         if data.kind != "csv":
             raise

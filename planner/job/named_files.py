@@ -118,6 +118,7 @@ def local_file_or_template(text: object, folder: Path | None) -> str:
 _PATH_CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-value"}
 _FINDERS: dict[str, Callable[[object, Path | None], object]] = {
     "model": local_model,
+    "ref_model": local_model,
     "tokenizer": local_tokenizer,
     "dataset": local_dataset,
     "eval_dataset": local_dataset,

@@ -67,6 +67,11 @@ NOT_PLANNED = frozenset(
         "embedding_lr_scale",
         "lsp_check_steps",
         "lsp_threshold",
+        "preference_beta",
+        "simpo_gamma",
+        "desirable_weight",
+        "undesirable_weight",
+        "ref_model",
         *OPTIMIZER_KEYS,
     }
 )

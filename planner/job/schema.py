@@ -64,6 +64,7 @@ from planner.keys.loss_keys import LossKeys, check_loss
 from planner.keys.lsp import LSP_SLICES, LSP_TOKENS, LspKeys, check_lsp
 from planner.keys.mixture import check_mixture
 from planner.keys.optimizer import check_optimizer
+from planner.keys.preference import PreferenceKeys, averages_slices, check_preference, settle_preference
 from planner.keys.schedules import SCHEDULES, Schedule, check_schedule
 from planner.keys.source import Source, read_text, read_yaml, to_user_error
 from planner.keys.trainable import check_trainable
@@ -74,7 +75,7 @@ from planner.optimizers.muon import MATCH_RMS, ORIGINAL, Adjust
 from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
 
 
-class Job(AdapterKeys, LspKeys, LossKeys):
+class Job(AdapterKeys, LspKeys, LossKeys, PreferenceKeys):
     """One fine-tuning job as an immutable value: canonical key names, every default filled in, absolute paths, sizes in
     bytes.
 
@@ -258,6 +259,8 @@ class Job(AdapterKeys, LspKeys, LossKeys):
         values, mistakes, notes = canonical(source, CANONICAL)
         notes = (*v1_notes, *notes)
         values = {key: value for key, value in values.items() if value is not None or key in _NULLABLE}
+        if folder is not None:
+            notes = (*notes, *settle_preference(values))
         if folder is not None and values.get("disk_paths") and "save_total_limit" not in values:
             values["save_total_limit"] = 1
             notes = (
@@ -287,6 +290,7 @@ class Job(AdapterKeys, LspKeys, LossKeys):
         mistakes += [] if only_planned else check_schedule(values, names, source)
         mistakes += [] if only_planned else check_mixture(values, names, source)
         mistakes += check_batch(values, names, source) + check_window(values, names, source)
+        mistakes += check_preference(values, names, source)
         mistakes += [] if only_planned or mistakes else check_weights(values, names, source)
         broken = {mistake.key for mistake in mistakes}
         try:
@@ -313,7 +317,7 @@ class Job(AdapterKeys, LspKeys, LossKeys):
         """Return the job as YAML text with canonical key names and every default. `from_resolved` reads an equal job
         from it."""
         values = self.model_dump(mode="json")
-        of_method = {*AdapterKeys.model_fields, *LspKeys.model_fields}
+        of_method = {*AdapterKeys.model_fields, *LspKeys.model_fields, *PreferenceKeys.model_fields}
         ordered = {key: values[key] for key in sorted(values, key=of_method.__contains__)}
         return yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True)
 
@@ -339,9 +343,20 @@ class Job(AdapterKeys, LspKeys, LossKeys):
 
     @property
     def slice_rows(self) -> int:
-        """Rows of a micro-batch. Only for a job whose `is_split` is true."""
+        """Rows of the data in a micro-batch; with `preference` pairs. Only for a job whose `is_split` is true."""
         assert isinstance(self.per_device_train_batch_size, int), "the planner has not decided it yet"
         return self.per_device_train_batch_size
+
+    @property
+    def tensor_rows(self) -> int:
+        """The first dimension of a micro-batch's tensors: `slice_rows`, twice as many with `preference`."""
+        return self.slice_rows * (1 if self.preference is None else 2)
+
+    @property
+    def averages_slices(self) -> bool:
+        """Whether the loss of preferences includes a mean over each micro-batch, so that another split of the step into
+        micro-batches changes what is learned."""
+        return averages_slices(self.preference, supervised=self.sft_share > 0, weighting=self.loss_weighting)
 
     @property
     def most_target_tokens(self) -> int:
@@ -413,6 +428,8 @@ _OF_MODEL = {
     *AdapterKeys.model_fields,
     *LspKeys.model_fields,
     *LossKeys.model_fields,
+    "preference",
+    "ref_model",
     "gpu_budget",
     "cpu_budget",
     "add_tokens",

@@ -116,6 +116,8 @@ def adapter_keys(path: str) -> dict[str, Any]:
         value = [value] if isinstance(value, int) or (isinstance(value, str) and key == "layers_pattern") else value
         values[key] = (tuple(sorted(value)) if isinstance(value, list) else value) or None
     modules = values["lora_modules_to_save"]
+    if config.get("task_type") == "SEQ_CLS":  # peft names the head twice, and one that other families have
+        modules = [module for module in dict.fromkeys(modules or ()) if module != "classifier"]
     values["lora_modules_to_save"] = tuple(modules) if modules else None
     values["rank_pattern"], values["alpha_pattern"] = values["rank_pattern"] or None, values["alpha_pattern"] or None
     values["use_rslora"], values["use_dora"] = bool(values["use_rslora"]), bool(values["use_dora"])

@@ -182,7 +182,14 @@ _Token = Annotated[str, Field(min_length=1)]
 SpecialTokens = Annotated[
     dict[
         Literal[
-            "bos_token", "eos_token", "unk_token", "sep_token", "cls_token", "mask_token", "additional_special_tokens"
+            "bos_token",
+            "eos_token",
+            "unk_token",
+            "sep_token",
+            "cls_token",
+            "mask_token",
+            "pad_token",
+            "additional_special_tokens",
         ],
         _Token | tuple[_Token, ...],
     ]

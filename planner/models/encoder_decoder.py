@@ -44,6 +44,10 @@ def check_sides(job: Job, config: PreTrainedConfig) -> None:
             )
         return
     wrong = {
+        "preference": (
+            job.preference is not None,
+            "offmate learns preferences with models that read and write one text",
+        ),
         "packing": (job.packing is not False, "a prompt and its completion are a row of their own"),
         "train_on": (job.train_on != "completions", "what it learns is the completion, and all of it"),
         "long_rows": (job.long_rows == "split", "a part of a prompt has no completion; cut, drop or refuse it"),

@@ -18,6 +18,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
+    AutoModelForSequenceClassification,
     PreTrainedConfig,
 )
 
@@ -26,12 +27,14 @@ from planner.errors import Exit, UserError, disk_full, first_line, is_disk_full
 from planner.hub import check_reached, not_given
 from planner.job.pins import revision_of
 from planner.job.schema import Job
+from planner.keys.preference import DESIRABLE, REFERENCE
 from planner.models.encoder_decoder import check_sides, has_pairs, is_encoder_decoder
 from planner.models.hf_names import own_code, own_code_refused
 from planner.models.learning_rates import check_rates
 from planner.models.lsp import with_cores
 from planner.models.peft_lora import with_adapters
 from planner.models.quantized import Quantization
+from planner.models.reward_model import as_classifier, check_head
 from planner.models.router_loss import weighs_routers
 from planner.models.tokenizer import with_rows_for_tokens
 from planner.models.trainable import check_tokens_learned, freeze_others
@@ -41,8 +44,9 @@ _HINT = "give a folder with config.json, or the id of a language model on huggin
 
 
 def model_config(job: Job) -> PreTrainedConfig:
-    """The config of `job.model`, set up for training: without a cache of keys and values. Each call returns a copy
-    that the caller may change. The file is read once per process, and again if it has changed. Raises UserError."""
+    """The config of `job.model`, set up for training: without a cache of keys and values, and that of a classifier for
+    a reward model. Each call returns a copy that the caller may change. The file is read once per process, and again
+    if it has changed. Raises UserError."""
     folder = Path(job.model)
     stamp = None
     if folder.is_dir():
@@ -50,7 +54,10 @@ def model_config(job: Job) -> PreTrainedConfig:
             raise _unusable(job.model, "the folder has no config.json")
         status = (folder / "config.json").stat()
         stamp = (status.st_ino, status.st_size, status.st_mtime_ns)
-    return copy.deepcopy(_read_config(job.model, revision_of(job), stamp))
+    config = copy.deepcopy(_read_config(job.model, revision_of(job), stamp))
+    if job.rewards and not is_encoder_decoder(config):  # which `check_sides` refuses
+        as_classifier(config, job.model)
+    return config
 
 
 @functools.lru_cache(maxsize=4)
@@ -89,7 +96,38 @@ def pairs_of(job: Job) -> bool:
     UserError for a model that cannot be used, and for keys of the job that do not apply to it."""
     config = model_config(job)
     check_sides(job, config)
+    if job.ref_model is not None and _sizes(job.model_copy(update={"model": job.ref_model})) != _sizes(job):
+        raise other_reference(job)
     return is_encoder_decoder(config)
+
+
+_SIZES = (
+    "model_type",
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "tie_word_embeddings",
+)
+
+
+def _sizes(job: Job) -> list[object]:
+    """What the shapes of most models' weights follow from."""
+    text = model_config(job).get_text_config()
+    return [getattr(text, name, None) for name in _SIZES]
+
+
+def other_reference(job: Job) -> UserError:
+    """The error to raise where the job's `ref_model` has other weights than its model, whose plan it uses."""
+    return UserError(
+        "ref_model has other weights than the model that is trained.",
+        code="ref-model-differs",
+        exit_code=Exit.USAGE,
+        numbers=(f"{job.ref_model} beside {job.model}",),
+        hint="give a model of the same type and size, such as the one that was fine-tuned before",
+    )
 
 
 def masked_of(job: Job) -> bool:
@@ -146,7 +184,7 @@ def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = 
     # Models that have only eager attention refuse the name sdpa. With None transformers takes sdpa if the model has it.
     attention = None if job.attn_implementation == "sdpa" else job.attn_implementation
     try:
-        model = model_class(config).from_config(
+        model = model_class(job, config).from_config(
             config, dtype=dtype or working_dtype(job), attn_implementation=attention, trust_remote_code=False
         )
     except Exception as error:  # as in `model_config`
@@ -155,11 +193,16 @@ def build_model(job: Job, config: PreTrainedConfig, dtype: torch.dtype | None = 
             raise own_code_refused("model", job.model, code) from None
         raise _unusable(job.model, first_line(error)) from error
     model.tie_weights()
+    if job.rewards:
+        check_head(model, job.model)
     return cast(nn.Module, model)
 
 
-def model_class(config: PreTrainedConfig) -> Any:
-    """The auto class of transformers that loads the model of `config` with its head."""
+def model_class(job: Job, config: PreTrainedConfig) -> Any:
+    """The auto class of transformers that loads the job's model, whose config is `config`, with the head that the job
+    trains."""
+    if job.rewards:
+        return AutoModelForSequenceClassification
     return AutoModelForSeq2SeqLM if is_encoder_decoder(config) else AutoModelForCausalLM
 
 
@@ -185,8 +228,9 @@ def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Te
     """A micro-batch of the largest shape that the job can have: `input_ids` and `labels`, zeros [rows, max_length],
     int64. If documents are packed, `position_ids` [rows, max_length] has two documents in each row. For an
     encoder-decoder the labels are [rows, most_target_tokens]. For it, and if the loss includes that of a mixture's
-    routers, there is an `attention_mask` in which each row ends with padding."""
-    shape = (job.slice_rows, job.max_length)
+    routers, there is an `attention_mask` in which each row ends with padding. With preferences a pair is two rows, and
+    there is what their loss needs besides (`planner.models.preference_loss`)."""
+    shape = (job.tensor_rows, job.max_length)
     mask = torch.ones(shape, dtype=torch.int64)
     mask[:, -1] = 0
     if model is not None and has_pairs(model):
@@ -195,6 +239,10 @@ def sample_batch(job: Job, model: nn.Module | None = None) -> dict[str, torch.Te
     batch = {name: torch.zeros(shape, dtype=torch.int64) for name in ("input_ids", "labels")}
     if model is not None and weighs_routers(job, cast(Any, model).config):
         batch["attention_mask"] = mask
+    if job.refers:
+        batch[REFERENCE] = torch.zeros(job.tensor_rows)
+    if job.preference == "kto":
+        batch[DESIRABLE] = torch.ones(job.slice_rows, dtype=torch.int64)
     if job.packing is True:
         first = torch.arange(job.max_length // 2)
         batch["position_ids"] = torch.cat((first, torch.arange(job.max_length - len(first)))).repeat(job.slice_rows, 1)

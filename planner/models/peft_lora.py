@@ -69,7 +69,8 @@ def with_adapters(
         modules_to_save=_listed(job.lora_modules_to_save),
         use_rslora=job.use_rslora,
         use_dora=job.use_dora,
-        task_type="SEQ_2_SEQ_LM" if has_pairs(model) else "CAUSAL_LM",
+        # peft trains the head of a SEQ_CLS in full, and gives it no adapter
+        task_type="SEQ_CLS" if job.rewards else "SEQ_2_SEQ_LM" if has_pairs(model) else "CAUSAL_LM",
         base_model_name_or_path=job.model,
         revision=job.model_revision,
     )

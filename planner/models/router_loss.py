@@ -31,7 +31,7 @@ def weighs_routers(job: Job, config: PreTrainedConfig) -> bool:
     enabled = getattr(text, _ASKS, False) if wanted is None else wanted
     if wanted == "auto" and job.router_aux_loss_mean:  # as in TRL, which looks only for its own name
         enabled = getattr(text, _TRLS, 0.0)
-    return bool(enabled) and not job.label_smoothing_factor and _may_ask(config)
+    return bool(enabled) and not job.label_smoothing_factor and not job.rewards and _may_ask(config)
 
 
 def set_router_loss(model: nn.Module, job: Job) -> None:

@@ -52,6 +52,8 @@ def load_tokenizer(job: Job) -> PreTrainedTokenizerBase:
         tokenizer.chat_template = named_template("chatml")  # as LLaMA-Factory's v1 does for such a tokenizer
     tokenizer.add_tokens([_added(token) for token in job.add_tokens or ()])
     _set_special_tokens(tokenizer, job)
+    if job.rewards and tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token  # as TRL does: a classifier must be able to tell padding from text
     named = slots is not None and job.chat_template != PARSED  # PARSED: made from the tokenizer's own
     if slots is not None and named and (tokenizer.chat_template is None or slots.replaces_jinja):
         tokenizer.chat_template = slots.jinja(tokenizer.bos_token or "", tokenizer.eos_token or "")

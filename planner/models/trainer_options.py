@@ -1,4 +1,5 @@
-"""Applies to a model what a job changes in training: noise on its embeddings (NEFTune), or another loss.
+"""Applies to a model what a job changes in training: noise on its embeddings (NEFTune), or another loss, that of
+preferences among them.
 
 Noise and the smoothed loss are transformers' own code. All changes run in the model's code outside its blocks, so that
 a recomputed block does not repeat them.
@@ -14,6 +15,8 @@ from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.models.document_loss import DocumentLoss, set_document_loss
 from planner.models.encoder_decoder import has_pairs, have_mean_of_step
+from planner.models.preference_loss import PreferenceLoss, set_preference_loss
+from planner.models.reward_model import set_reward_loss
 from planner.models.router_loss import set_router_loss
 
 
@@ -54,7 +57,11 @@ def set_trainer_options(model: nn.Module, job: Job) -> None:
         activate_neftune(cast(Any, model), job.neftune_noise_alpha)  # type: ignore[no-untyped-call]
     if job.label_smoothing_factor:
         _causal(model).loss_function = SmoothedLoss(job.label_smoothing_factor)
-    if job.loss_weighting == "documents":
+    if job.rewards:
+        set_reward_loss(model, job)
+    elif job.preference is not None:
+        set_preference_loss(model, _causal(model), job)
+    elif job.loss_weighting == "documents":
         set_document_loss(model, _causal(model))
     set_router_loss(model, job)
 
@@ -63,13 +70,21 @@ def check_trainer_options(model: nn.Module, job: Job) -> None:
     """Raise UserError if the job sets another loss, but `model` does not call it and computes its own. Call this after
     `set_trainer_options` and a forward of `model`."""
     loss = getattr(_causal(model), "loss_function", None)
-    used = isinstance(loss, (SmoothedLoss, DocumentLoss)) and loss.used
+    used = isinstance(loss, (SmoothedLoss, DocumentLoss, PreferenceLoss)) and loss.used
     if job.label_smoothing_factor and not used:
         raise UserError(
             f"{job.model} has a loss of its own, which cannot be smoothed.",
             code="loss-not-smoothed",
             exit_code=Exit.USAGE,
             hint="leave label_smoothing_factor out",
+        )
+    if job.preference is not None and not used and not job.rewards:
+        raise UserError(
+            f"{job.model} computes its loss by itself, and cannot learn from preferences.",
+            code="loss-not-scored",
+            exit_code=Exit.USAGE,
+            numbers=(f"preference: {job.preference}",),
+            hint="use a model whose loss is that of a causal language model in transformers",
         )
     if job.loss_weighting == "documents" and not used:
         raise UserError(

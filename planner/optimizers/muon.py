@@ -126,7 +126,7 @@ class Muon(Optimizer):
         LLaMA-Factory and axolotl, by name."""
         from torch import nn
 
-        head = getattr(model, "get_output_embeddings", lambda: None)()
+        head = getattr(model, "get_output_embeddings", lambda: None)() or getattr(model, "score", None)
         outer = [m for m in model.modules() if isinstance(m, nn.Embedding) or m is head]
         apart = {id(p) for module in outer for p in module.parameters()}
         return {

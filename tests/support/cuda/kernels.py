@@ -21,6 +21,7 @@ Sizes = tuple[list[int], list[int]]
 
 _FLASH = aten._scaled_dot_product_flash_attention.default
 _FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+_LOG_SIGMOID_BACKWARD = aten.log_sigmoid_backward.default
 _MATH = torch.nn.functional.scaled_dot_product_attention
 _PART_BYTES = 2**20
 multiprocessors = 16
@@ -72,6 +73,15 @@ def flash_backward(*args: Any, **kwargs: Any) -> Any:
     return tensors._make(_FLASH_BACKWARD, args, kwargs, kernel)
 
 
+def log_sigmoid_backward(*args: Any) -> Any:
+    """`log_sigmoid_backward`, which on a card gets an empty buffer, on the CPU one of its forward's."""
+
+    def kernel(grad: Tensor, x: Tensor, _: Tensor) -> Tensor:
+        return aten.log_sigmoid_backward(grad, x, aten.log_sigmoid_forward(x)[1])
+
+    return tensors._make(_LOG_SIGMOID_BACKWARD, args, {}, kernel)
+
+
 def _of_flash_backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, *_: Any) -> Sizes:
     """dq in fp32, a part for each of so many splits where only one order of adding is allowed; dk and dv of all heads
     where heads are grouped; copies of what is not contiguous as [batch, length, heads, width]."""
@@ -113,4 +123,4 @@ _TABLE: Mapping[Any, Callable[..., Sizes]] = {
     aten.embedding_dense_backward.default: _of_embedding_backward,
 }
 tensors.SCRATCH = scratch
-SPECIAL |= {_FLASH: flash, _FLASH_BACKWARD: flash_backward}
+SPECIAL |= {_FLASH: flash, _FLASH_BACKWARD: flash_backward, _LOG_SIGMOID_BACKWARD: log_sigmoid_backward}
