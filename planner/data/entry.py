@@ -13,13 +13,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from planner.data.json_values import json_in
+from planner.data.pair_format import SIDES, PairFormat
 from planner.data.records import Kind, Record, role_of
 from planner.keys.fields import VALUES, Count, Text, Values
 from planner.keys.source import shown
 
 _VALUE = ConfigDict(extra="forbid", frozen=True)
 _PLACES = re.compile(r"\{(system|input|instruction)\}")
-Type = Literal["text", "messages", "prompt", "instructions", "segments", "tokens"]
+Type = Literal["text", "messages", "prompt", "instructions", "segments", "tokens", "preference", "unpaired"]
 _KINDS: dict[Type, Kind] = {
     "text": "text",
     "messages": "messages",
@@ -27,6 +28,8 @@ _KINDS: dict[Type, Kind] = {
     "instructions": "alpaca",
     "segments": "segments",
     "tokens": "tokens",
+    "preference": "preference",
+    "unpaired": "unpaired",
 }
 COLUMNS: dict[Type, tuple[str, ...]] = {
     "text": ("text",),
@@ -35,8 +38,12 @@ COLUMNS: dict[Type, tuple[str, ...]] = {
     "instructions": ("instruction", "output"),
     "segments": ("segments",),
     "tokens": ("input_ids",),
+    "preference": ("chosen", "rejected"),
+    "unpaired": ("prompt", "completion", "label"),
 }
 """Value of `type` in an entry -> the columns that its records must have, by offmate's names."""
+_UNPAIRED = {"alpaca": ("output", "label"), "sharegpt": ("messages", "label"), "openai": ("messages", "label")}
+"""Value of `formatting` -> the columns of unpaired answers as LLaMA-Factory has them."""
 
 
 _LATER = (
@@ -51,6 +58,7 @@ _LATER = (
     "formatting",
     "converter",
     "draw",
+    "pair_format",
 )
 """Fields that did not exist in the first version. They are written only where they are set."""
 
@@ -160,6 +168,8 @@ class DataEntry(BaseModel):
     `formatting`: records are read as LLaMA-Factory reads a dataset of this formatting, and roles missing in `roles` are
     errors. `converter`: records are read, and rows are written, as in LLaMA-Factory's v1
     (`planner.importers.llama_factory_v1_records`). `draw`: the random sample of rows that v1 takes; None: all rows.
+
+    `pair_format`: the columns and texts of axolotl's data of preferences; `type` is then `preference` or `unpaired`.
     """
 
     model_config = _VALUE
@@ -186,6 +196,7 @@ class DataEntry(BaseModel):
     formatting: Formatting | None = None
     converter: Converter | None = None
     draw: Draw | None = None
+    pair_format: PairFormat | None = None
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -222,11 +233,20 @@ class DataEntry(BaseModel):
         """Whether the entry uses all records of the dataset, not another split than `train` or a part of one."""
         return self.split == "train"
 
+    @property
+    def _needed(self) -> tuple[str, ...]:
+        """The columns that records of the entry's `type` must have, by offmate's names."""
+        if self.type is None or self.pair_format is not None:  # of its columns each record tells
+            return ()
+        if self.type == "unpaired" and self.formatting is not None:
+            return _UNPAIRED[self.formatting]
+        return COLUMNS[self.type]
+
     def names(self, columns: tuple[str, ...]) -> tuple[str, ...]:
         """Return the dataset's column names as offmate calls these columns (prompt, completion, messages, …), by the
         entry's `columns`. The argument has the names in the data. Raises ValueError where a column is missing that the
         entry needs."""
-        needed = {self.columns.get(column, column) for column in (COLUMNS[self.type] if self.type else ())}
+        needed = {self.columns.get(column, column) for column in self._needed}
         optional = {"input", "system", "tools", "history", VALUES}  # data may lack these
         needed |= {theirs for ours, theirs in self.columns.items() if theirs and ours not in optional}
         if columns and (missing := sorted(needed - set(columns))):
@@ -238,6 +258,8 @@ class DataEntry(BaseModel):
     def mapped(self, record: Record) -> Record:
         """Return the record with its columns, message keys and roles renamed from the data's names to offmate's
         (prompt, completion, messages, …), as the entry says. Raises ValueError for messages that cannot be read."""
+        if self.pair_format is not None and self.kind is not None:
+            return self.pair_format.read(record, self.kind, self._message)
         of_axolotl = self.learned is not None
         renamed = self.columns or self.message_keys or self.roles or self.drop_system or self.split_thinking
         if not (renamed or of_axolotl):
@@ -246,7 +268,10 @@ class DataEntry(BaseModel):
         fields = {key: value for key, value in record.items() if key not in taken and key not in self.columns}
         fields |= {ours: record[theirs] for ours, theirs in self.columns.items() if theirs in record}
         fields = as_axolotl(fields) if of_axolotl else fields
-        for column in ("messages", "conversations", "prompt", "completion"):
+        for column in SIDES:
+            if isinstance(answer := fields.get(column), dict):  # LLaMA-Factory's answers are single messages
+                fields[column] = self._message(answer)
+        for column in ("messages", "conversations", "prompt", "completion", *SIDES):
             if isinstance(listed := fields.get(column), list):
                 messages = [self._message(message) for message in listed]
                 messages = [*map(with_arguments, messages)] if of_axolotl else messages

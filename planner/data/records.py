@@ -17,7 +17,7 @@ Message = dict[str, Any]
 …), which the chat template receives unchanged. `train` is present only where the record says whether the model learns
 this message."""
 TrainOn = Literal["completions", "pairs", "answers", "all_answers", "all"]
-Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments"]
+Kind = Literal["tokens", "messages", "conversations", "prompt", "alpaca", "text", "segments", "preference", "unpaired"]
 
 ALPACA = ("system", "instruction", "input", "output")
 _COLUMNS = {"alpaca": ALPACA, "text": ("text",)}
@@ -51,8 +51,12 @@ _NEEDED: dict[Kind, tuple[str, ...]] = {
     "alpaca": ("instruction", "output"),
     "text": ("text",),
     "segments": ("segments",),
+    "preference": ("chosen", "rejected"),
+    "unpaired": ("prompt", "completion", "label"),
 }
 """Record format -> the columns that show it. Where several formats match, the first one counts."""
+PREFERENCES: tuple[Kind, ...] = ("preference", "unpaired")
+"""The formats of jobs with `preference`, for which they count before all others."""
 
 
 def _known(columns: Collection[str]) -> Kind | None:
@@ -69,14 +73,21 @@ def check_kind(kind: Kind, record: Record) -> None:
 
 def lacks_of(kind: Kind, record: Record) -> str:
     """Return which columns a record of format `kind` lacks, as an error text such as "has no prompt"; "" where it has
-    all. The text is meant to follow the record's place: "line 3 of a.jsonl has no prompt"."""
+    all. The text is meant to follow the record's place: "line 3 of a.jsonl has no prompt". Records of preferences that
+    lack one are not empty but broken."""
+    if kind in PREFERENCES:
+        return ""
     missing = [column for column in _NEEDED[kind] if column not in record]
     return f"has no {' and '.join(missing)}" if missing else ""
 
 
-def kind_of(columns: Collection[str], name: str) -> Kind:
-    """Return the record format that these columns show. `name`: the dataset's name, for the error. Raises UserError
-    that lists the columns where no format matches, or where `input_ids` stands beside the columns of another format."""
+def kind_of(columns: Collection[str], name: str, *, preferred: bool = False) -> Kind:
+    """Return the record format that these columns show. `name`: the dataset's name, for the error. `preferred`: records
+    of preferences are wanted. Raises UserError that lists the columns where no format matches, or where `input_ids`
+    stands beside the columns of another format."""
+    for wanted in PREFERENCES if preferred else ():
+        if set(_NEEDED[wanted]) <= set(columns):
+            return wanted
     others = [kind for kind, needed in _NEEDED.items() if set(needed) <= set(columns) - {"input_ids"}]
     if (kind := _known(columns)) == "tokens" and others:
         raise UserError(
@@ -95,7 +106,7 @@ def kind_of(columns: Collection[str], name: str) -> Kind:
         numbers=(
             f"found: {', '.join(columns)}",
             "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
-            "input_ids, (labels)",
+            "input_ids, (labels) | (prompt,) chosen, rejected | prompt, completion, label",
         ),
         hint="name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
     )
@@ -319,6 +330,10 @@ def history_of(record: Record) -> list[Message]:
 
 def is_chat(kind: Kind, record: Record) -> bool:
     """Return whether the record is a conversation, so that a chat template is needed to write it as text."""
+    if kind == "preference":
+        return isinstance(record.get("chosen"), (list, dict))
+    if kind == "unpaired" and isinstance(record.get("completion"), list):
+        return True
     return kind in ("messages", "conversations") or (kind == "prompt" and isinstance(record.get("prompt"), list))
 
 

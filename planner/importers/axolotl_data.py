@@ -23,7 +23,13 @@ _TYPES: dict[str, dict[str, Any]] = {
     "chat_template": {"type": "messages"},
     "sharegpt": {"type": "messages", "columns": {"messages": "conversations"}},
     "input_output": {"type": "segments"},
-    **{name: {"type": name} for name in ("text", "messages", "prompt", "instructions", "segments", "tokens")},
+    **{
+        name: {"type": name}
+        for name in (
+            *("text", "messages", "prompt", "instructions", "segments", "tokens"),
+            *("preference", "unpaired"),
+        )
+    },
 }
 """A type -> the fields of the entry that it sets; axolotl's types first, then offmate's own. A column set to "" is not
 used, even where the data have it."""
@@ -52,7 +58,9 @@ keys, are choices here: only turns that say so themselves are learned, and no en
 _TYPED = {
     "columns": "a mapping, or a list of names",
     "data_dir": "a folder's name",
-    **dict.fromkeys(("message_keys", "prompt_format", "message_property_mappings", "roles"), "a mapping"),
+    **dict.fromkeys(
+        ("message_keys", "prompt_format", "pair_format", "message_property_mappings", "roles"), "a mapping"
+    ),
 }
 """Keys of an entry with a value of one type -> that type, in words that follow "it must be"."""
 _FILE_READERS = ("json", "csv", "parquet", "arrow", "text")
@@ -112,7 +120,7 @@ def _fields(entry: Mapping[str, Any]) -> dict[str, Any]:
             _select(fields, value)
         elif key in ("columns", "message_keys") and isinstance(value, dict):
             fields[key] |= value
-        elif key == "prompt_format" and isinstance(value, dict):
+        elif key in ("prompt_format", "pair_format") and isinstance(value, dict):
             fields[key] = value
         elif key in _FIELDS:
             fields["columns"][_FIELDS[key]] = value

@@ -23,6 +23,8 @@ _INSTRUCTIONS = {
     "history": "history",
     "tools": "tools",
 }
+_ANSWERS = {"chosen": "chosen", "rejected": "rejected", "kto_tag": "label"}
+"""LLaMA-Factory's names of columns of preferences -> offmate's."""
 _PICTURES = ("images", "videos", "audios")
 _TAGS = {
     "user_tag": "user",
@@ -48,7 +50,7 @@ _CODES = {OSError: "missing-file", TypeError: "wrong-type", ValueError: "bad-val
 
 
 class OtherData(ValueError):
-    """Data for another kind of training: preferences, or pictures, videos and sounds."""
+    """Data for another kind of training: pictures, videos and sounds."""
 
 
 def read_names(value: object, folder: str, *, pretraining: bool, find: Finder) -> list[str | DataEntry] | None:
@@ -82,8 +84,6 @@ def _unnamed(name: object, file: Path, find: Finder) -> str:
 
 def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, find: Finder) -> str | DataEntry:
     columns = info.get("columns") or {}
-    if info.get("ranking") or "kto_tag" in columns:
-        raise OtherData(f"{name} is data of preferences; offmate trains on texts and conversations")
     if pictures := [column for column in _PICTURES if column in columns]:
         raise OtherData(f"{name} has {pictures[0]}; offmate trains on texts and conversations")
     fields: dict[str, Any] = {"path": _path(name, info, folder, find)}
@@ -99,6 +99,8 @@ def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, fin
         )
     formatting = info.get("formatting", "alpaca")
     fields["formatting"] = formatting
+    if pretraining and info.get("ranking"):
+        raise ValueError(f"{name} has ranking: true, and stage: pt learns from texts; leave it out, or the dataset")
     if pretraining:
         fields |= {"type": "text", "columns": {"text": _pretraining_column(name, formatting, columns)}}
     elif formatting == "alpaca":
@@ -107,6 +109,10 @@ def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, fin
         # LLaMA-Factory uses instruction, input and output.
         theirs = dict.fromkeys(("system", "history", "tools", *(("input",) if columns else ())), "") | theirs
         fields |= {"type": "instructions", "columns": theirs}
+        answers = _answers(name, info, columns)
+        if answers.get("type") == "preference":
+            fields["columns"].pop("output", None)
+        fields |= {**answers, "columns": fields["columns"] | answers["columns"]} if answers else {}
     elif formatting in ("sharegpt", "openai"):
         tags = info.get("tags") or (_SHAREGPT if formatting == "sharegpt" else _OPENAI)  # tags replace all defaults
         more = {key: columns.get(key) or "" for key in ("system", "tools")}
@@ -121,12 +127,27 @@ def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, fin
             },
             "roles": {tags[tag]: role for tag, role in _TAGS.items() if tags.get(tag)},
         }
+        answers = _answers(name, info, columns)
+        fields |= {**answers, "columns": fields["columns"] | answers["columns"]} if answers else {}
     else:
         raise ValueError(f"{name} has the formatting {shown(formatting)}; known are alpaca, sharegpt and openai")
     for key in ("columns", "message_keys"):
         same = ("system",) if key == "columns" else ()
         fields[key] = {one: other for one, other in fields.get(key, {}).items() if one != other or one in same}
     return simplest(fields)
+
+
+def _answers(name: str, info: dict[str, Any], columns: dict[str, Any]) -> dict[str, Any]:
+    """The type of data of preferences and the columns of answers and labels; {} for other data. Raises ValueError."""
+    if not info.get("ranking"):
+        label = columns.get("kto_tag")
+        return {"type": "unpaired", "columns": {"label": label}} if label else {}
+    theirs = {ours: columns[key] for key, ours in _ANSWERS.items() if columns.get(key)}
+    if "label" in theirs:
+        raise ValueError(f"{name} has ranking and a kto_tag; leave out the one that is not meant")
+    if missing := [side for side in ("chosen", "rejected") if side not in theirs]:
+        raise ValueError(f"{name} has ranking: true and names no column {missing[0]}; add it to its columns")
+    return {"type": "preference", "columns": theirs}
 
 
 def _pretraining_column(name: str, formatting: str, columns: dict[str, Any]) -> str:

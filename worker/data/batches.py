@@ -18,7 +18,7 @@ import logging
 import math
 import tempfile
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +40,7 @@ from worker.data.ends import taught_ends
 from worker.data.padding import EvalBatches, Layout, Rows
 from worker.data.pair_rows import PairRows, layout_of_pairs
 from worker.data.pairs import closing_tokens
+from worker.data.preference_rows import PreferenceRows, preference_layout
 from worker.data.seeds import epoch_seed, split_seed
 from worker.data.shown_row import ShownRow
 
@@ -102,7 +103,7 @@ class Batches:
         log.info(
             "data: %s, %s; %s a step, %.1f steps an epoch, %s in all",
             counted(len(rows), "row"),
-            counted(int(rows.lengths.sum()), "token"),
+            counted(int(rows.tokens.sum()), "token"),
             counted(self.rows_per_step, "row"),
             self.steps_per_epoch,
             counted(self.total_steps, "step"),
@@ -154,9 +155,36 @@ class Batches:
         parts = range(0, len(numbers), size)
         return [{name: tensor[first : first + size] for name, tensor in batch.items()} for first in parts]
 
+    def in_steps(self, steps: int) -> NDArray[np.bool_]:
+        """Which rows of `preferences` the first `steps` steps train on, [rows]."""
+        found = np.zeros(sum(map(len, self.preferences)), np.bool_)
+        found[[self._row(place) for place in range(steps * self.rows_per_step)]] = True
+        return found
+
+    @property
+    def preferences(self) -> list[PreferenceRows]:
+        """The rows of preferences to train on, and those to evaluate on; none in a job without preferences."""
+        return [rows for rows in self._every if isinstance(rows, PreferenceRows)]
+
+    def unscored(
+        self, missing: NDArray[np.bool_], size: int, together: int
+    ) -> Iterator[tuple[list[NDArray[np.int64]], list[dict[str, Tensor]]]]:
+        """Yield batches of `size` rows of preferences, at most `together` at a time, the longest first, each with the
+        numbers of its rows. `missing` [rows]: which rows are wanted, counted through all `preferences`. Batches without
+        any are left out; the others are the same whatever else is missing, so that rows have the same last bits."""
+        first = 0
+        for rows in self.preferences:
+            order = rows.longest_first(np.arange(len(rows)))
+            parts = [order[start : start + size] for start in range(0, len(order), size)]
+            parts = [part for part in parts if missing[part + first].any()]
+            for start in range(0, len(parts), together):
+                some = parts[start : start + together]
+                yield [part + first for part in some], [rows.batch(part) for part in some]
+            first += len(rows)
+
     def num_tokens(self, step: int) -> int:
         """The number of tokens in step `step` (from 0), learned or not, without padding."""
-        return int(self._rows.lengths[self._numbers(step)].sum())
+        return int(self._rows.tokens[self._numbers(step)].sum())
 
     @property
     def lengths(self) -> tuple[int, int]:
@@ -202,12 +230,12 @@ class Batches:
     @property
     def tokens(self) -> int:
         """The number of tokens in an epoch, learned or not, without padding."""
-        return int(self._rows.lengths.sum())
+        return int(self._rows.tokens.sum())
 
     @property
     def learned(self) -> int:
         """The number of tokens in an epoch on which the loss is computed."""
-        pieces = self._rows.layout.pieces[np.argsort(self._rows.layout.pieces[:, 0])]
+        pieces = self._rows.scored
         return int(learned_of(self._rows.corpus, pieces[:, 0], pieces.sum(axis=1)).sum())
 
     @property
@@ -221,6 +249,8 @@ class Batches:
         their ends are cut off; None where the job does not cut ends off."""
         if self._job.long_rows != "cut" or self._job.packing == "wrapped" or isinstance(self._rows, PairRows):
             return None
+        if self.preferences:
+            return sum(rows.cut for rows in self.preferences)
         return int((np.diff(self._rows.corpus.ends, prepend=0) > self._job.max_length).sum())
 
     @property
@@ -233,13 +263,16 @@ class Batches:
         what is learned of it marked."""
         number = self._row(place)
         runs: list[tuple[str, bool]] = []
-        count = 0
-        for ids, trained in self._rows.pieces(number):
+        count = tokens = 0
+        titles = self._rows.titles(number)
+        for piece, (ids, trained) in enumerate(self._rows.pieces(number)):
+            if titles:
+                runs.append(("\n" * bool(piece) + f"[{titles[piece]}] ", False))
             borders = np.flatnonzero(np.diff(trained)) + 1
-            count += int(trained.sum())
+            count, tokens = count + int(trained.sum()), tokens + len(ids)
             for run, learned in zip(np.split(ids, borders), np.split(trained, borders), strict=True):
                 runs.append((str(self._tokenizer.decode(run.tolist())), bool(learned[0])))
-        pieces = self._rows.layout.of(number)
+        pieces = self._rows.layout.of(number)[: len(titles) or None]
         ends = self._rows.corpus.ends
         documents: dict[int, None] = {}
         for start, length in pieces:
@@ -248,7 +281,7 @@ class Batches:
         places = places_of(self._folder, set(documents))
         return ShownRow(
             pieces=tuple(runs),
-            tokens=int(self._rows.lengths[number]),
+            tokens=tokens,
             learned=count,
             places=tuple(dict.fromkeys(places[n] for n in documents if n in places)),
         )
@@ -321,17 +354,22 @@ def _rows(
 ) -> Rows:
     """The rows of a corpus. `closing`: the corpus is of pairs whose prompts end with this many special tokens; None for
     other corpora. `end`: as in `Rows`."""
+    tokens = None if border is None else border.tokens
     if closing is None:
-        rows = Rows(
-            corpus,
-            rows_of(corpus, job),
-            max_length=job.max_length,
-            pad=pad,
-            masked=masked,
-            by_document=job.loss_weighting == "documents",
-            end=end,
-            border=None if border is None else border.tokens,
-        )
+        if job.preference is not None:
+            layout = preference_layout(corpus, job)
+            rows: Rows = PreferenceRows(corpus, layout, job=job, pad=pad, masked=masked, border=tokens)
+        else:
+            rows = Rows(
+                corpus,
+                rows_of(corpus, job),
+                max_length=job.max_length,
+                pad=pad,
+                masked=masked,
+                by_document=job.loss_weighting == "documents",
+                end=end,
+                border=tokens,
+            )
         check_sides(job, rows, border)
         return rows
     layout = layout_of_pairs(corpus, job, closing)
@@ -474,9 +512,9 @@ def check_sides(job: Job, rows: Rows, border: RopeBorder | None) -> None:
     change with the longest row, beyond `border` tokens. `border` None: the model has none of these."""
     if border is None:
         return
-    lengths = rows.layout.pieces[:, 1] if rows.layout.isolated else rows.lengths
+    lengths = rows.layout.pieces[:, 1] if rows.layout.isolated else rows.every
     beyond = lengths > border.tokens
-    alone = job.slice_rows == 1 and not rows.layout.isolated
+    alone = job.tensor_rows == 1 and not rows.layout.isolated
     if not beyond.any() or (not border.by_length and (alone or beyond.all())):
         return
     units = "documents" if rows.layout.isolated else "rows"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jinja2 import TemplateSyntaxError
 from transformers import PreTrainedTokenizerBase
@@ -30,6 +30,7 @@ from worker.data.shapes import THOUGHTS, Shapes, written
 
 log = logging.getLogger(__name__)
 
+Rendered = TypeVar("Rendered")
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _FILES = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
 _FIRST_MARK = 0xF0000  # in a private use area of Unicode; `shapes` has marks there, too, but in other renderings
@@ -207,6 +208,20 @@ class ChatTemplate:
         text, _ = self.pair(bare if whole == without else prompt, [answer], tools)
         return before, text
 
+    def answered(
+        self, prompt: Sequence[Message], answer: Sequence[Message], tools: list[Any] | None = None
+    ) -> tuple[str, str]:
+        """Render a prompt and its answer. Returns (the text of the prompt with the generation prompt, the text of both
+        together). Raises UserError as `render` does, but where the answer stands need not be clear."""
+        return _in_one_day(lambda: self._answered(_plain([*prompt, *answer]), len(prompt), tools))
+
+    def _answered(self, messages: list[Message], prompt_count: int, tools: list[Any] | None) -> tuple[str, str]:
+        with _refusals_told(messages, self._origin):
+            messages, text, _ = self._shown(messages, tools)
+            self._conversation(text, messages, tools)
+            self._tell_left_out(text, messages)
+            return self._render(messages[:prompt_count], tools, add_generation_prompt=True)[0], text
+
     def prompt(self, messages: Sequence[Message]) -> str:
         """The text of the conversation, ending with the generation prompt, after which the assistant is to go on.
         Raises UserError when the template refuses the conversation."""
@@ -357,7 +372,7 @@ class ChatTemplate:
         return tuple(span for span, learned in zip(spans, wanted, strict=True) if learned)
 
 
-def _in_one_day(render: Callable[[], tuple[str, Spans]]) -> tuple[str, Spans]:
+def _in_one_day(render: Callable[[], Rendered]) -> Rendered:
     """Call `render`, and again if it fails while midnight passes: templates show dates, and texts are compared."""
     day = date.today()
     try:

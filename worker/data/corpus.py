@@ -40,7 +40,14 @@ log = logging.getLogger(__name__)
 _KEYS = ("dataset", "tokenizer", "chat_template", "max_samples", "packing", "train_on")
 _CUT = ("max_length", "long_rows")  # they decide what counts as a duplicate, and what is cut before it is stored
 _ONCE = ("dataset_exact_deduplication", *_CUT)
-_WHERE_GIVEN = ("chat_template_kwargs", "min_sample_len", "special_tokens", "model_revision", "tokenizer_revision")
+_WHERE_GIVEN = (
+    "preference",
+    "chat_template_kwargs",
+    "min_sample_len",
+    "special_tokens",
+    "model_revision",
+    "tokenizer_revision",
+)
 _MIXED = ("mix_strategy", "interleave_probs", "seed")  # the tokens depend on these where entries are mixed
 _SAY_EVERY_S = 10.0
 _PIECE = 2**20  # how many values are written at a time

@@ -23,6 +23,7 @@ from worker.data import v1_rows
 from worker.data.first_token import first_token_of
 from worker.data.formats import Document, Format, detect
 from worker.data.pairs import entry_of_pairs
+from worker.data.preference_formats import preference_format
 from worker.data.sources import Source, open_source
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def documents_of(job: Job, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> I
 
 
 def _form(job: Job, source: Source, tokenizer: PreTrainedTokenizerBase, pairs: bool) -> Format:
-    entry, kind = source.entry, kind_in(source.entry, source.columns, source.name)
+    entry, kind = source.entry, kind_in(source.entry, source.columns, source.name, job)
     return form_of(job, entry, kind, entry.names(source.columns), tokenizer, pairs=pairs, source=source)
 
 
@@ -84,6 +85,8 @@ def _tell(source: Source, form: Format, records: int) -> None:
     unused = [column for column in source.columns if column not in used]
     if "system" in unused and "messages" in form.uses and "system" not in source.entry.columns:
         log.warning("data: %s: the column system is not read; columns: {system: system} takes it", source.name)
+    if "system" in unused and ("chosen" in form.uses or "label" in form.uses):
+        log.warning("data: %s: the column system is not read, as in TRL; put it into the prompt", source.name)
     log.info(
         "data: %s: %s read as %s (columns %s%s)",
         source.name,
@@ -186,6 +189,8 @@ def form_of(
     """The format by which records of the dataset `entry` become documents. `kind`: what the records are (text,
     conversations, …). `columns`: their columns, under offmate's names. `source`: all of the entry's records; None where
     only some of them are read. Raises UserError for records that no format fits."""
+    if job.preference is not None and (kind == "preference" or kind == "unpaired"):
+        return preference_format(job, entry, kind, columns, tokenizer)
     if entry.converter is not None:
         if pairs:
             raise v1_rows.refuse_pairs(entry)

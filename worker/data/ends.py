@@ -64,4 +64,5 @@ def _template_of(job: Job, entry: DataEntry) -> tuple[bool, str]:
     is told, as JSON)."""
     values = {**(job.chat_template_kwargs or {}), **(entry.chat_template_kwargs or {})}
     is_own = job.train_on != "completions" or entry.learned is not None or entry.converter is not None
+    is_own |= job.preference is not None
     return is_own, json.dumps(values, sort_keys=True)

@@ -104,15 +104,8 @@ def detect(
     `begin`."""
     if kind == "text" and formatting is not None:
         return _slot_text(begin, _end_of_texts(slots, tokenizer))
-    if (named := slot_template(slots)) is not None and prompt is None and kind not in ("text", "segments", "tokens"):
-
-        @cache
-        def written() -> Slots:
-            of_tokenizer = slots == PARSED and tokenizer.chat_template
-            template_of_slots = parsed_slots(tokenizer) if of_tokenizer else named
-            name = "its own chat template" if of_tokenizer else str(slots).removeprefix(PREFIX)
-            return Slots(template_of_slots, name, tokenizer, everything=train_on == "all", values=values or {})
-
+    if slot_template(slots) is not None and prompt is None and kind not in ("text", "segments", "tokens"):
+        written = slots_of(slots, tokenizer, everything=train_on == "all", values=values or {})
         return _slot_chat(kind, columns, written, formatting, everything=train_on == "all")
     everything = train_on == "all" or (train_on == "pairs" and kind not in ("prompt", "alpaca", "segments"))
     everything &= kind != "tokens"  # their labels say what is learned
@@ -154,6 +147,23 @@ def detect(
         return replace(result, everything=True) if everything and result is not None else result
 
     return replace(form, document=document, uses=uses)
+
+
+def slots_of(
+    slots: str | None, tokenizer: PreTrainedTokenizerBase, *, everything: bool, values: Mapping[str, Any]
+) -> Callable[[], Slots]:
+    """A function that returns the template of LLaMA-Factory's that `slots`, the job's `chat_template`, names. Its first
+    call raises UserError for a tokenizer that the template does not fit. `everything`, `values`: as for `Slots`."""
+
+    @cache
+    def written() -> Slots:
+        of_tokenizer = slots == PARSED and tokenizer.chat_template
+        template = parsed_slots(tokenizer) if of_tokenizer else slot_template(slots)
+        assert template is not None
+        name = "its own chat template" if of_tokenizer else str(slots).removeprefix(PREFIX)
+        return Slots(template, name, tokenizer, everything=everything, values=values)
+
+    return written
 
 
 def _end_of_texts(slots: str | None, tokenizer: PreTrainedTokenizerBase) -> str:

@@ -16,6 +16,8 @@ from worker.data.corpus import Corpus
 
 log = logging.getLogger(__name__)
 
+Piece = tuple[NDArray[np.int32], NDArray[np.bool_]]
+"""Token ids [tokens], and whether each is learned [tokens]."""
 IGNORED = -100
 """The label of a token that is not learned, as in transformers' losses."""
 
@@ -130,10 +132,34 @@ class Rows:
             border=self.border,
         )
 
-    def pieces(self, number: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.bool_]]]:
+    def pieces(self, number: int) -> Iterator[Piece]:
         """Yield (token ids [tokens], learned [tokens]) for each piece, mostly a document, of row number `number`."""
         for start, length in self.layout.of(number):
             yield self.corpus.tokens[start : start + length], self.corpus.trained[start : start + length]
+
+    def sequences(self, numbers: NDArray[np.int64]) -> list[list[Piece]]:
+        """What stands in each line of the batch of the rows with these `numbers`, piece by piece."""
+        return [list(self.pieces(int(number))) for number in numbers]
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        """The number of tokens of each row, [rows]."""
+        return self.lengths
+
+    @property
+    def every(self) -> NDArray[np.int64]:
+        """The number of tokens of each line of a batch, [lines]; a row is a line, but for pairs of preferences."""
+        return self.lengths
+
+    def titles(self, number: int) -> tuple[str, ...]:
+        """What each of the `pieces` of row number `number` is, in a word; empty where all are alike."""
+        return ()
+
+    @property
+    def scored(self) -> NDArray[np.int64]:
+        """The pieces that are learned from, [pieces, 2] (first token, length), in the order of the corpus."""
+        pieces = self.layout.pieces
+        return pieces[np.argsort(pieces[:, 0])]
 
     def longest_first(self, numbers: NDArray[np.int64]) -> NDArray[np.int64]:
         """The row numbers `numbers`, sorted by the length of their rows, longest first."""
@@ -157,17 +183,18 @@ class Rows:
         `position_ids`, which restart with every piece and with the padding: by them transformers' models keep attention
         within a piece. The first token of an isolated piece is then not learned, because nothing stands before it.
         Where the rows are masked there is also an `attention_mask`."""
-        longest = int(self.lengths[numbers].max())
-        period = length = self.padded(longest)
+        sequences = self.sequences(numbers)
+        lengths = np.array([sum(len(tokens) for tokens, _ in pieces) for pieces in sequences])
+        period = length = self.padded(int(lengths.max()))
         if self.border is not None:
             # In packed rows positions restart with each document; those of the padding must not be larger.
-            period = max(len(tokens) for number in numbers for tokens, _ in self.pieces(number))
-        ids = np.full((len(numbers), length), self.pad, np.int64)
-        labels = np.full((len(numbers), length), IGNORED, np.int64)
-        positions = np.zeros((len(numbers), length), np.int64)
-        for place, number in enumerate(numbers):
+            period = max(len(tokens) for pieces in sequences for tokens, _ in pieces)
+        ids = np.full((len(sequences), length), self.pad, np.int64)
+        labels = np.full((len(sequences), length), IGNORED, np.int64)
+        positions = np.zeros((len(sequences), length), np.int64)
+        for place, pieces in enumerate(sequences):
             at = 0
-            for tokens, trained in self.pieces(number):
+            for tokens, trained in pieces:
                 end = at + len(tokens)
                 ids[place, at:end] = tokens
                 labels[place, at:end] = np.where(trained, tokens, IGNORED)
@@ -181,7 +208,7 @@ class Rows:
             positions[place, at:] = np.arange(length - at) % period
         tensors = {"input_ids": torch.from_numpy(ids), "labels": torch.from_numpy(labels)}
         if self.masked:
-            is_token = np.arange(length) < self.lengths[numbers, None]
+            is_token = np.arange(length) < lengths[:, None]
             tensors["attention_mask"] = torch.from_numpy(is_token.astype(np.int64))
         return {**tensors, "position_ids": torch.from_numpy(positions)} if self.layout.isolated else tensors
 
@@ -211,7 +238,7 @@ class EvalBatches:
         self.rows = rows
         order = rows.longest_first(np.arange(len(rows)))
         self._numbers = [order[start : start + size] for start in range(0, len(order), size)]
-        log.info("data: %s, %s to evaluate on", counted(len(rows), "row"), counted(int(rows.lengths.sum()), "token"))
+        log.info("data: %s, %s to evaluate on", counted(len(rows), "row"), counted(int(rows.tokens.sum()), "token"))
 
     def __len__(self) -> int:
         return len(self._numbers)

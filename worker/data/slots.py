@@ -77,6 +77,27 @@ class Slots:
             pieces.append((int(self._tokenizer.eos_token_id), True))
         return tuple(pieces)
 
+    def answer(self, conversation: Conversation, answer: Turn) -> tuple[tuple[Piece, ...], tuple[Piece, ...]]:
+        """(the pieces of `conversation`, which ends with a message to be answered; those of `answer`, which are
+        learned), as LLaMA-Factory writes preferences: earlier answers are without their thoughts."""
+        template, turns = self._template, conversation.turns
+        before: list[str | int] = []
+        for place, turn in enumerate(turns):
+            if not place % 2:
+                before += self._asked(conversation, turn, place)
+                continue
+            content = self._without_thoughts(turn.content) if template.reasons else turn.content
+            before += self._written(Turn(role=turn.role, content=content), place)
+        behind: list[str | int] = []
+        if template.reasons and self._thinks is False:
+            answer = Turn(role=answer.role, content=self._without_thoughts(answer.content))
+        if template.reasons and not any(mark.strip() in answer.content for mark in template.thought):
+            (behind if self._thinks else before).append(template.empty_thought)
+        behind += self._written(answer, len(turns))
+        if template.ends_once and self._tokenizer.eos_token_id is not None:
+            behind.append(int(self._tokenizer.eos_token_id))
+        return tuple((piece, False) for piece in before), tuple((piece, True) for piece in behind)
+
     def _asked(self, conversation: Conversation, turn: Turn, place: int) -> Iterator[str | int]:
         template = self._template
         system, tools = conversation.system or template.default_system, conversation.tools

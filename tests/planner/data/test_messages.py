@@ -56,7 +56,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         ("gpu_budget: true", "wrong-type", "a size like 10GiB or 500MB"),
         ("optim: sgd", "bad-value", "it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon"),
         ("attn_implementation: flex", "bad-value", "it must be sdpa or eager"),
-        ("stage: dpo", "not-there", 'stage: it is "dpo"; offmate trains on texts and conversations'),
+        ("stage: dpo", "bad-value", "which is LLaMA-Factory's word; give preference: dpo in its place"),
         ("resume_from_checkpoint: ./old", "not-there", "a job starts from its model"),
         ("torch_dtype: float16", "not-there", "bf16: true computes in bf16 with fp32 masters"),
         ("use_peft: 1", "wrong-type", "it is 1; it must be true or false"),

@@ -238,7 +238,7 @@ def test_unknown_columns_are_an_error_that_lists_them(tmp_path: Path) -> None:
         "The columns of data.jsonl are not a format that is known.\n"
         "  found: question, answer\n"
         "  known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
-        "input_ids, (labels)\n"
+        "input_ids, (labels) | (prompt,) chosen, rejected | prompt, completion, label\n"
         "  hint: name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them"
         "   [unknown-columns]"
     )

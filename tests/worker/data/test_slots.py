@@ -16,12 +16,15 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from planner.errors import UserError
-from planner.importers.llama_factory_records import Conversation, read
+from planner.importers.llama_factory_records import Conversation, Pair, read, read_pair
 from planner.importers.llama_factory_templates import PREFIX, SlotTemplate, slot_template
 from tests.support.texts import byte_tokenizer
 from worker.data.slots import Slots
 
 FACTS = json.loads((Path(__file__).parent / "llama_factory.json").read_text("utf-8"))
+PAIRS = json.loads((Path(__file__).parent / "llama_factory_pairs.json").read_text("utf-8"))
+"""Template -> row of ROWS_OF_PAIRS -> the texts that LLaMA-Factory's own code makes of prompt, chosen and rejected
+answer."""
 TOOLS = [
     {
         "name": "add",
@@ -57,6 +60,24 @@ ROWS: dict[str, tuple[list[tuple[str, str]], dict[str, Any]]] = {
 }
 
 
+ROWS_OF_PAIRS: dict[str, tuple[list[tuple[str, str]], tuple[str, str], tuple[str, str], str]] = {
+    "pair": (
+        [("user", "a"), ("assistant", "%shm%sx"), ("user", "c")],
+        ("assistant", "\nb"),
+        ("assistant", "plain"),
+        "S",
+    ),
+    "thoughts": ([("user", "a")], ("assistant", "%smm%sb"), ("assistant", "c"), ""),
+    "calls": (
+        [("user", "a"), ("function_call", CALL), ("tool", "4")],
+        ("assistant", "four"),
+        ("function_call", CALL),
+        "",
+    ),
+}
+"""Messages of the prompt, chosen answer, rejected answer and system text; %s stands for the marks around thoughts."""
+
+
 def tokenizer_of(template: SlotTemplate) -> PreTrainedTokenizerFast:
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<s>", "eos_token": "</s>"})
@@ -81,6 +102,18 @@ def conversation(row: str, template: SlotTemplate) -> Conversation:
     return found
 
 
+def pair_of(row: str, template: SlotTemplate) -> Pair:
+    def said(turn: tuple[str, str]) -> dict[str, str]:
+        text = turn[1].replace("%s", template.thought[0], 1).replace("%s", template.thought[1], 1)
+        return {"role": turn[0], "content": text}
+
+    turns, chosen, rejected, system = ROWS_OF_PAIRS[row]
+    record = {"messages": [*map(said, turns)], "chosen": said(chosen), "rejected": said(rejected), "system": system}
+    found = read_pair("preference", record, "sharegpt")
+    assert isinstance(found, Pair)
+    return found
+
+
 def written(slots: Slots, said: Conversation, tokenizer: PreTrainedTokenizerFast) -> list[str]:
     names = {tokenizer.bos_token_id: "{{bos}}", tokenizer.eos_token_id: "{{eos}}"}
 
@@ -102,6 +135,21 @@ def test_each_piece_and_what_is_learned_of_it_is_llama_factorys(name: str, row: 
     expected = [("-" + piece[1:] if piece[0] == "!" else piece).replace("TODAY", today) for piece in FACTS[name][row]]
     assert written(slots, said, tokenizer) == expected
     assert any(piece[0] == "!" for piece in FACTS[name][row]) == (template.ends_once and row[:5] in ("turns", "thoug"))
+
+
+@pytest.mark.parametrize(("name", "row"), [(name, row) for name, rows in PAIRS.items() for row in rows], ids="-".join)
+def test_prompt_and_answers_of_preferences_are_llama_factorys(name: str, row: str) -> None:
+    template = template_of(name)
+    tokenizer, pair = tokenizer_of(template), pair_of(row.removesuffix(" off"), template)
+    slots = Slots(template, name, tokenizer, everything=False, values={"enable_thinking": not row.endswith(" off")})
+
+    def text(pieces: tuple[tuple[str | int, bool], ...]) -> str:
+        return "".join(piece if isinstance(piece, str) else str(tokenizer.decode(piece)) for piece, _ in pieces)
+
+    assert pair.chosen is not None and pair.rejected is not None
+    (prompt, chosen), (_, rejected) = (slots.answer(pair.conversation, each) for each in (pair.chosen, pair.rejected))
+    assert [text(prompt), text(chosen), text(rejected)] == PAIRS[name][row]
+    assert not any(scored for _, scored in prompt) and all(scored for _, scored in (*chosen, *rejected))
 
 
 @pytest.mark.parametrize("name", FACTS)
