@@ -46,6 +46,14 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
             if to_come
             else "its weights are in that folder: copy it; only jobs with method: lora have adapters",
         )
+    if job.rewards and kind is not None:
+        raise UserError(
+            "A reward model is not written as GGUF: llama.cpp's converter is for models that write text.",
+            code="not-for-reward-models",
+            exit_code=Exit.USAGE,
+            numbers=(f"preference: {job.preference}",),
+            hint="the README.md in the model's folder says how it is loaded to score texts",
+        )
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

@@ -61,6 +61,14 @@ def answers(
     `tokens` tokens. If the tokenizer has a chat template, a prompt is taken as a user's message, unless `as_text`.
     `raw`: keep special tokens in the text. Raises UserError."""
     job = Job.from_resolved(run.resolved)
+    if job.rewards:
+        raise UserError(
+            "A reward model writes no text.",
+            code="not-for-reward-models",
+            exit_code=Exit.USAGE,
+            numbers=(f"preference: {job.preference}",),
+            hint="the README.md in the model's folder says how it is loaded to score texts",
+        )
     end = run.last_event("end", 0) or {}
     # The event's line may be damaged.
     delivered_to = end.get("output") or delivered(job.output_dir, run.output, run.token())

@@ -33,7 +33,7 @@ def as_traced(analysis: Analysis, job: Job, hardware: Hardware, *, runs: bool) -
         chain=without_times(analysis.chain(estimate_times(analysis, hardware))),
         work=works_of(analysis.pairs, analysis.names.kinds[-1]),
         not_in_files=why_not_in_files(job, analysis.model, runs=runs),
-        has_router_loss=masked_of(job),
+        by_slice=masked_of(job) or job.averages_slices,
         has_experts=_has_experts(job),
         notes=tuple(note for note in notes if note is not None),
     )

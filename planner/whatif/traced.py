@@ -17,14 +17,14 @@ from planner.search.problem import Problem
 class Traced:
     """What a trace of a job's model has found. `chain`: its blocks with their bytes, without times. `work`: the
     operations of each kind of block under each option. `not_in_files`: why the model's files do not hold its frozen
-    weights bit by bit, as in `planner.search.problem.Problem`. `has_router_loss`: the loss includes that of the routers
-    of a mixture of experts, which is computed per micro-batch. `has_experts`: the model is such a mixture. `notes`:
-    what else to know about the job."""
+    weights bit by bit, as in `planner.search.problem.Problem`. `by_slice`: the loss includes a mean over each
+    micro-batch, such as that of a mixture's routers, so another split of the step changes what is learned.
+    `has_experts`: the model is such a mixture. `notes`: what else to know about the job."""
 
     chain: Chain
     work: tuple[OptionWork, ...]
     not_in_files: str | None
-    has_router_loss: bool
+    by_slice: bool
     has_experts: bool
     notes: tuple[str, ...] = ()
 

@@ -99,9 +99,9 @@ def ways_to_fit(
 
 def _changes(job: Job, its: Traced, *, runs: bool) -> Iterator[_Change]:
     """The changes of the job's keys that may make it fit, those first that cost the user least."""
-    if job.slice_rows > 1 and not its.has_router_loss:
+    if job.slice_rows > 1 and not its.by_slice:
         yield _Change(kind="slices", text="the same step in smaller slices", keys=_rows(job, 1), eases=_DEVICE)
-    if job.exact:
+    if job.exact and not job.rewards:  # a reward model has no logits
         text = "head and loss in chunks, not bitwise"
         yield _Change(kind="exact", text=text, keys={"exact": False}, eases=_DEVICE)
     if not job.bf16:
@@ -214,7 +214,7 @@ class _Trials:
     def shorter_rows(self, others: Sequence[_Change]) -> Iterator[Way]:
         """The longest rows that fit, of the job's length halved again and again, in slices of one row; together with
         those of `others`, changes that are not enough alone, that ease what shorter rows cannot."""
-        whole = self.traced(self.job).has_router_loss
+        whole = self.traced(self.job).by_slice
         job = self.job if whole else self.job.model_copy(update=_rows(self.job, 1))
         chunks = [change for change in others if change.kind == "exact" and self._has_eased(change)[0]]
         easing = [change for change in others if self._has_eased(change)[1]] if self.short_of_host else []

@@ -65,7 +65,7 @@ _PLANS: dict[str, tuple[Plan, Chain]] = {}
 def plan_of(job: Job) -> tuple[Plan, Chain]:
     """A plan near the least budget, where whatever may travel does. Jobs that differ in no more than where their files
     are and how many steps they have share it: a trace takes long."""
-    others = {"model": "", "dataset": (), "output_dir": None, "max_steps": None}
+    others = {"model": "", "tokenizer": "", "dataset": (), "output_dir": None, "max_steps": None}
     files = Path(job.model) / "config.json", *(Path(entry.path) for entry in job.data)
     key = "\n".join([job.model_copy(update=others).resolved_yaml(), *(file.read_text("utf-8") for file in files)])
     if key not in _PLANS:

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -36,7 +36,8 @@ from worker.training.stored import open_scratch, passing_store
 
 log = logging.getLogger(__name__)
 
-_FOUND = "losses", "gradient norms", "first moments' norm", "parameters", "moments"
+_REFERENCE = "reference"
+_FOUND = _REFERENCE, "losses", "gradient norms", "first moments' norm", "parameters", "moments"
 _SORTS = {"master": "parameters", "exp_avg": "moments", "exp_avg_sq": "moments", "momentum_buffer": "moments"}
 
 
@@ -54,6 +55,9 @@ class _Result(Protocol):
 
 Step = Callable[[list[dict[str, Tensor]], list[int], float | Sequence[float], Tensor], _Result]
 """A function that does a step on these batches, with these seeds, this learning rate and number of trained tokens."""
+
+Score = Callable[[list[dict[str, Tensor]]], Sequence[Tensor]]
+"""A function that gives the log-probabilities of each batch's lines, [lines], by the model as it begins."""
 
 Numbers = list[tuple[str, str, Tensor]]
 """(sort, place, value) of each loss and norm that a run yields."""
@@ -81,6 +85,7 @@ class Comparison:
     layers: int
     device: torch.device
     folder: Path
+    _known: list[bool] = field(default_factory=list)
 
     def run(self, plan: Plan, chain: Chain) -> Outcome:
         """Do the steps under `plan` and in plain PyTorch, and compare them. Raises UserError, also "non-finite" where
@@ -112,13 +117,14 @@ class Comparison:
                 ),
                 lambda: _in_fp32(engine.state(), chain),
                 self._changes(projectors, engine),
+                lambda batches: engine.evaluate(batches).figures,
             )
             tallies = {sort: _Tally(sort) for sort in _FOUND}
             first = 0.0
             for (sort, place, value), (_, _, wanted) in zip(found, expected, strict=True):
                 difference = tallies[sort].add(place, value, wanted)
                 if place.split(",")[0] == _place(0):
-                    first = max(first, difference / float(wanted.abs().clamp(min=1e-30)))
+                    first = max(first, difference / float(wanted.abs().max().clamp(min=1e-30)))
             wanted_states = dict(read_shards(files))
             still = (  # no gradient reaches these; plain PyTorch counts them as trained but leaves them unchanged
                 (name, {"master": parts["master"].float()}) for name, parts in engine.frozen() if name in wanted_states
@@ -147,9 +153,10 @@ class Comparison:
             lambda batches, seeds, rate, items: plain.step(batches, seeds=seeds, learning_rate=rate, items=items),
             plain.state,
             self._changes(projectors, plain),
+            plain.figures,
         )
         for sort, place, value in numbers:
-            if not torch.isfinite(value):
+            if not torch.isfinite(value).all():
                 raise non_finite(f"one of the {sort} of plain PyTorch ({place})", self.steps, None)
         return numbers, write_shards(self.folder, "plain", plain.state())
 
@@ -164,9 +171,14 @@ class Comparison:
         return change
 
     def _steps(
-        self, who: str, step: Step, state: Callable[[], Iterator[Item]], before_step: Callable[[int], None]
+        self,
+        who: str,
+        step: Step,
+        state: Callable[[], Iterator[Item]],
+        before_step: Callable[[int], None],
+        score: Score,
     ) -> Numbers:
-        numbers: Numbers = []
+        numbers: Numbers = self._reference(score) if self.job.refers else []
         for number in range(self.steps):
             before_step(number)
             batches = self.batches.step(number)
@@ -180,6 +192,20 @@ class Comparison:
             elif number == 0:  # only after the first step do the moments depend on the gradients alone
                 numbers.append(("first moments' norm", place, _first_moments_norm(state())))
             log.info("%s: step %d of %d", who, number + 1, self.steps)
+        return numbers
+
+    def _reference(self, score: Score) -> Numbers:
+        """The log-probabilities of the rows of all steps. The first call, that of plain PyTorch, decides the reference
+        with which both train."""
+        numbers: Numbers = []
+        (rows, *_), known = self.batches.preferences, self._known
+        for parts, batches in self.batches.unscored(self.batches.in_steps(self.steps), self.job.slice_rows, 1):
+            for part, sums in zip(parts, score(batches), strict=True):
+                scores = sums.cpu()
+                numbers.append((_REFERENCE, f"before step 1, row {part[0]}", scores))
+                if not known:
+                    rows.reference[part] = scores.numpy().reshape(2, -1).T
+        known.append(True)
         return numbers
 
 

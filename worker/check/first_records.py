@@ -40,12 +40,15 @@ if TYPE_CHECKING:
 
     from worker.data.corpus import Corpus
     from worker.data.formats import Document
+    from worker.data.padding import Layout
 
 log = logging.getLogger(__name__)
 
 MOST = 64
 """The number of records of each dataset that are checked."""
 _MOST_S = 20.0  # seconds for them, which long conversations may take
+_OF_LENGTHS = ("worker.data.batches", "worker.data.preference_rows")
+"""The loggers whose warnings count records, here the first ones."""
 _TOLD = (
     "worker.data.chat",
     "worker.data.chat_turns",
@@ -53,7 +56,7 @@ _TOLD = (
     "worker.data.slots",
     "planner.data.broken_rows",
     "planner.models.peft_lora",
-    "worker.data.batches",
+    *_OF_LENGTHS,
     __name__,
 )
 """The loggers whose warnings become notes to the submitter."""
@@ -209,9 +212,15 @@ def _draws(job: Job) -> bool:
 def longest_of(corpus: Corpus, job: Job) -> int:
     """The number of tokens of the longest document that a row without packing would hold, by the documents of
     `corpus`."""
-    from worker.data.batches import rows_of
+    return int(_layout(corpus, job).pieces[:, 1].max())
 
-    return int(rows_of(corpus, job).pieces[:, 1].max())
+
+def _layout(corpus: Corpus, job: Job) -> Layout:
+    """Which tokens of `corpus` each row holds, without packing. Raises UserError where nothing is learned."""
+    from worker.data.batches import rows_of
+    from worker.data.preference_rows import preference_layout
+
+    return rows_of(corpus, job) if job.preference is None else preference_layout(corpus, job)
 
 
 class _Warnings(logging.Handler):
@@ -223,7 +232,7 @@ class _Warnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage().removeprefix("data: ")
-        self._notes[f"of the first records, {text}" if record.name == "worker.data.batches" else text] = None
+        self._notes[f"of the first records, {text}" if record.name in _OF_LENGTHS else text] = None
 
 
 @contextmanager
@@ -250,7 +259,6 @@ def look(
     where there are none. Raises the UserError with which these records would end the job. Only the beginning of files
     and of hub splits may be read here; the rest is not judged. `pairs`: as prompts and completions for an
     encoder-decoder."""
-    from worker.data.batches import rows_of
     from worker.data.corpus import Corpus, batched, check_tokenizer, encode
     from worker.data.left_out import LeftOut
     from worker.data.pair_rows import layout_of_pairs
@@ -287,7 +295,7 @@ def look(
         fingerprint="",
     )
     try:
-        layout_of_pairs(corpus, job, closing_tokens(tokenizer)) if pairs else rows_of(corpus, job)
+        layout_of_pairs(corpus, job, closing_tokens(tokenizer)) if pairs else _layout(corpus, job)
     except UserError as error:
         if error.code != "nothing-to-train" or whole:
             raise
@@ -324,7 +332,7 @@ def _documents(
     for entry, first in found:
         if not first.columns:
             continue
-        kind = kind_in(entry, first.columns, entry.path)
+        kind = kind_in(entry, first.columns, entry.path, job)
         form = form_of(job, entry, kind, entry.names(first.columns), tokenizer, pairs=pairs)
         of_job, read, empty = Errors(), 0, 0
         for row in first.rows:

@@ -98,6 +98,15 @@ class PlainTraining:
                 self._weights[name].copy_(master)
         return PlainResult(losses=tuple(losses), grad_norm=norm)
 
+    def figures(self, batches: Sequence[Mapping[str, Tensor]]) -> tuple[Tensor, ...]:
+        """What else than the loss the model's result has for each batch, with the model in evaluation mode: for
+        preferences the log-probabilities of the lines, [lines]."""
+        with eval_mode(self._model):
+            return tuple(
+                self._model(**{name: tensor.to(self._device) for name, tensor in batch.items()}).figures
+                for batch in batches
+            )
+
     def _clip(self) -> Tensor | None:
         """Move the gradients to the masters, clipped where the job asks for it; returns their norm, else None."""
         carriers = {name: nn.Parameter(w.grad.float()) for name, w in self._weights.items() if w.grad is not None}

@@ -53,7 +53,7 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
         wrong.found.append(error)
     wrong.refuse()
     ends = Ends(taught=() if pairs else batches.ends, before=ends_of_files(job), is_known=not pairs)
-    notes = [note for note in (_few_rows(batches), ends.note(job, tokenizer), said_of_dtype(job)) if note]
+    notes = [note for note in (_few_rows(batches, job), ends.note(job, tokenizer), said_of_dtype(job)) if note]
     shown = [batches.shown(place) for place in range(min(options.rows, batches.rows))]
     found = figures(batches, job)
     step_s, told = time_of(given, batches, options.asks, options.database)
@@ -61,9 +61,9 @@ def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
         rows = [asdict(row) | {"pieces": [{"text": t, "learned": it} for t, it in row.pieces]} for row in shown]
         more = {"shown": rows, "step_s": step_s, "time": told, "notes": [*warned.said, *notes]}
         return Exit.DONE, json.dumps(found | more, ensure_ascii=False, indent=2)
-    lines = [line for number, row in enumerate(shown, 1) for line in _row_lines(number, row, color=options.color)]
-    last = (*(f"note: {note}" for note in notes), told)
-    return Exit.DONE, "\n".join([*lines, *_figure_lines(found), *map(printable, last)])
+    lines = [line for number, row in enumerate(shown, 1) for line in _row_lines(number, row, job, color=options.color)]
+    last = (*(f"note: {note}" for note in notes), *_reference(job, batches), told)
+    return Exit.DONE, "\n".join([*lines, *_figure_lines(found, job), *map(printable, last)])
 
 
 class _Warnings(logging.Handler):
@@ -123,29 +123,43 @@ def figures(batches: Batches, job: Job) -> dict[str, int | float | None]:
     }
 
 
-def _few_rows(batches: Batches) -> str | None:
+def _few_rows(batches: Batches, job: Job) -> str | None:
     if batches.rows >= batches.rows_per_step:
         return None
-    few = f"a step has {counted(batches.rows_per_step, 'row')}, and the data have {batches.rows}"
+    few = f"a step has {counted(batches.rows_per_step, job.unit)}, and the data have {batches.rows}"
     return f"{few}: each step sees some of them more than once; give more data, or a smaller batch"
 
 
-def _row_lines(number: int, row: ShownRow, *, color: bool) -> Iterator[str]:
+def _reference(job: Job, batches: Batches) -> Iterator[str]:
+    """A line on the pass before the first step, for a job whose loss compares the model with a reference."""
+    if job.refers:
+        count = counted(sum(len(rows) for rows in batches.preferences), job.unit)
+        model = "the model as it is before training" if job.ref_model is None else job.ref_model
+        yield f"before the first step the reference, {model}, scores {count} once, forward only"
+
+
+def _learned(job: Job) -> str:
+    """What becomes of a row's marked tokens, in a word: those of answers to be compared are not all to be learned."""
+    return "learned" if job.preference is None else "scored"
+
+
+def _row_lines(number: int, row: ShownRow, job: Job, *, color: bool) -> Iterator[str]:
     begin, end = (_GREEN, _PLAIN) if color else ("⟦", "⟧")
     place = "".join(f", {printable(place)}" for place in row.places[:1])
     more = f" and {len(row.places) - 1} more" if len(row.places) > 1 else ""
-    yield f"row {number}{place}{more}: {counted(row.tokens, 'token')}, {row.learned} of them learned"
+    yield f"{job.unit} {number}{place}{more}: {counted(row.tokens, 'token')}, {row.learned} of them {_learned(job)}"
     pieces = tuple((printable(piece), learned) for piece, learned in row.pieces)
     yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
     yield ""
 
 
-def _figure_lines(found: dict[str, int | float | None]) -> Iterator[str]:
+def _figure_lines(found: dict[str, int | float | None], job: Job) -> Iterator[str]:
     tokens, learned, rows, step = (int(found[key] or 0) for key in ("tokens", "learned", "rows", "rows_per_step"))
     longest, all_but_few, in_all = (int(found[key] or 0) for key in ("longest", "percentile_99", "tokens_in_all"))
-    an_epoch = f"{counted(rows, 'row')}, {counted(tokens, 'token')} an epoch"
-    yield f"{an_epoch}, {learned} of them learned ({learned / tokens:.0%})"
+    an_epoch = f"{counted(rows, job.unit)}, {counted(tokens, 'token')} an epoch"
+    yield f"{an_epoch}, {learned} of them {_learned(job)} ({learned / tokens:.0%})"
     cut = "" if found["cut"] is None else f"; {found['cut']} cut at max_length {found['max_length']}"
-    yield f"the longest row has {counted(longest, 'token')}, 99% have {all_but_few} at most{cut}"
-    yield f"{found['steps_per_epoch']:.1f} steps an epoch of {counted(step, 'row')}, {found['steps']} in all"
+    a_row = "row" if job.preference is None else "answer with its prompt"
+    yield f"the longest {a_row} has {counted(longest, 'token')}, 99% have {all_but_few} at most{cut}"
+    yield f"{found['steps_per_epoch']:.1f} steps an epoch of {counted(step, job.unit)}, {found['steps']} in all"
     yield f"{counted(in_all, 'token')} in all, max_length {found['max_length']}"

@@ -114,7 +114,8 @@ class Output:
         untyped = cast(Any, model)
         configs = [*untyped.peft_config.values()] if self._adapters else [untyped.config]
         if not self._adapters or self._stops:
-            configs.append((untyped.get_base_model() if self._adapters else untyped).generation_config)
+            # a model that does not write texts has none
+            configs.append(getattr(untyped.get_base_model() if self._adapters else untyped, "generation_config", None))
         for config in configs:
             if config is not None:
                 config.save_pretrained(folder)

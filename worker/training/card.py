@@ -10,9 +10,10 @@ import yaml
 
 from planner.data.local_data import is_local
 from planner.job.schema import Job
+from planner.keys.preference import Preference
 from planner.keys.source import shown
 from planner.optimizers.table import OPTIMIZER_KEYS, OPTIMIZERS
-from planner.run.events import Event
+from planner.run.events import Event, pair_words
 from planner.units import counted
 
 _ALWAYS = frozenset(
@@ -70,6 +71,28 @@ _NEVER = frozenset(
 )
 """Keys that are never in the table. Of the others, those in `_ALWAYS` and those not at their default are."""
 
+_LOSSES: dict[Preference, str] = {
+    "dpo": "DPO",
+    "hinge": "the hinge loss of SLiC",
+    "ipo": "IPO",
+    "robust": "robust DPO",
+    "orpo": "ORPO",
+    "cpo": "CPO",
+    "simpo": "SimPO",
+    "kto": "KTO",
+}
+
+
+_LOADS_REWARDS = (
+    ('model = AutoModelForSequenceClassification.from_pretrained("this folder")',),
+    (
+        "# one label, as without it the base would get two",
+        'base = AutoModelForSequenceClassification.from_pretrained("the base", num_labels=1)',
+        'model = PeftModel.from_pretrained(base, "this folder")',
+    ),
+)
+"""How a reward model is loaded: a whole one, and adapters."""
+
 
 def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None) -> str:
     """The text of the README.md for the model after `step` steps of a run with these `events` (lines of metrics.jsonl).
@@ -82,16 +105,24 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
         head["base_model"] = job.model
     if hub := [entry.path for entry in job.data if not is_local(entry.path)]:
         head["datasets"] = hub
-    head["pipeline_tag"] = "text2text-generation" if pairs else "text-generation"
-    head["tags"] = ["offmate", *(["lora"] if job.method == "lora" else [])]
+    head["pipeline_tag"] = (
+        "text-classification" if job.rewards else "text2text-generation" if pairs else "text-generation"
+    )
+    head["tags"] = [
+        "offmate",
+        *(["lora"] if job.method == "lora" else []),
+        *([job.preference] if job.preference is not None else []),
+    ]
     rows = job.slice_rows * job.gradient_accumulation_steps
     event_at = {(event["event"], event["step"]): event for event in events}
-    loss = event_at.get(("step", step), {}).get("loss")
-    held_out = event_at.get(("eval", step), {}).get("eval_loss")
+    last, evaluation = event_at.get(("step", step), {}), event_at.get(("eval", step), {})
     results = [
-        f"- {label}: {value:.4f}"
-        for label, value in (("loss of the last step", loss), ("loss of the evaluation", held_out))
-        if isinstance(value, (int, float))
+        ", ".join((f"- {label}: {value:.4f}", *pair_words(event, prefix)))
+        for label, event, prefix in (
+            ("loss of the last step", last, ""),
+            ("loss of the evaluation", evaluation, "eval_"),
+        )
+        if isinstance(value := event.get(f"{prefix}loss"), (int, float))
     ]
     return "\n".join(
         [
@@ -102,8 +133,9 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
             f"# {job.run_name or f'{base}, fine-tuned'}",
             "",
             f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
-            f"in {counted(step, 'step')} of {counted(rows, 'row')} by offmate{_version()}.",
+            f"in {counted(step, 'step')} of {counted(rows, job.unit)} by offmate{_version()}.",
             "",
+            *([_preferences(job), ""] if job.preference is not None else []),
             *([stops, ""] if stops else []),
             *results,
             *([""] if results else []),
@@ -115,6 +147,28 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
     )
 
 
+def _preferences(job: Job) -> str:
+    """A sentence on how the job learned from preferences."""
+    assert job.preference is not None
+    if job.rewards:
+        return "\n".join(
+            (
+                "It is a reward model: a sequence classifier whose one number says how good a text is. Give it a "
+                "prompt with an answer as it was trained, with the end token.",
+                "",
+                "```python",
+                *_LOADS_REWARDS[job.method == "lora"],
+                "```",
+            )
+        )
+    text = f"It learned from preferences by {_LOSSES[job.preference]} with beta {job.preference_beta:g}"
+    if not job.refers:
+        return f"{text}, without a reference model."
+    if job.ref_model is None:
+        return f"{text}; the reference is the model as it was before this training."
+    return f"{text}; the reference is {Path(job.ref_model).name if is_local(job.ref_model) else job.ref_model}."
+
+
 def _lines(job: Job) -> Iterator[str]:
     """The lines of the table of the job's keys."""
     optimizer_keys = frozenset(OPTIMIZERS[job.optim].keys)
@@ -123,7 +177,7 @@ def _lines(job: Job) -> Iterator[str]:
         default = Job.model_fields[key].default
         if key in never or not (getattr(job, key) != default or (key in always and value is not None)):
             continue
-        if key == "adapter_name_or_path":
+        if key == "adapter_name_or_path" or (key == "ref_model" and is_local(value)):
             value = Path(value).name
         text = " ".join((value if isinstance(value, str) else shown(value)).split()).replace("|", "\\|")
         yield f"| {key} | {text} |"

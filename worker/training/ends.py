@@ -50,6 +50,8 @@ class Ends:
     def note(self, job: Job, tokenizer: PreTrainedTokenizerBase) -> str | None:
         """A text for the log if the trained model stops at other tokens than before, or if the data teach it no end
         token; else None."""
+        if job.rewards:  # a reward model writes no text that could end
+            return None
         if not self.taught and self.is_known:
             return (
                 "nothing that is learned ends with an end token, so the model is not taught to stop: end answers with "
@@ -81,6 +83,9 @@ class Ends:
 def tell_ends(job: Job, model: nn.Module, tokenizer: PreTrainedTokenizerBase, batches: Batches) -> Ends:
     """Make the job's `model` stop at the job's `special_tokens` and at the tokens that the data teach it to end with.
     Logs which are new. Returns the end tokens."""
+    if job.rewards:
+        tell_special_tokens(job, model, tokenizer)
+        return Ends(taught=(), before=(), is_known=False)
     before = ends_of_model(model)
     tell_special_tokens(job, model, tokenizer)
     # An encoder-decoder ends with its tokenizer's end token from the start.

@@ -19,6 +19,7 @@ from planner.units import format_seconds, printable
 from worker.data.batches import Batches
 from worker.data.padding import EvalBatches
 from worker.training.metrics import Metrics
+from worker.training.pair_figures import pair_figures, said_of
 from worker.training.samples import Samples
 from worker.training.stop import StopRequest
 
@@ -33,6 +34,10 @@ class Losses(Protocol):
     @property
     def losses(self) -> tuple[Tensor, ...]:
         """The loss of each batch, as a 0-dimensional tensor."""
+
+    @property
+    def figures(self) -> tuple[Tensor, ...]:
+        """What else the model's result had for each batch; empty for most models."""
 
     @property
     def peak_bytes(self) -> int | None:
@@ -126,6 +131,7 @@ class Evaluations:
         began = time.perf_counter()
         loss, items, tokens = 0.0, 0, 0
         peaks: list[int] = []
+        scored: list[tuple[dict[str, Tensor], Tensor]] = []
         for first in range(0, len(held_out), _TOGETHER):
             if self.stop.asked:
                 log.info("evaluation: left out, the run is to stop")
@@ -137,14 +143,24 @@ class Evaluations:
             loss += float((each.double() * counts).sum())
             items += int(counts.sum())
             tokens += sum(map(held_out.learned, batches))
+            if result.figures:
+                scored += zip(batches, result.figures, strict=True)
             peaks += [] if result.peak_bytes is None else [result.peak_bytes]
         loss /= items
         seconds = time.perf_counter() - began
+        figures = pair_figures(self.job, *zip(*scored, strict=True)) if scored else {}
         self.metrics.write(
-            "eval", step=step, eval_loss=loss, tokens=tokens, eval_s=seconds, gpu_peak_bytes=max(peaks, default=None)
+            "eval",
+            step=step,
+            eval_loss=loss,
+            tokens=tokens,
+            eval_s=seconds,
+            gpu_peak_bytes=max(peaks, default=None),
+            **{f"eval_{name}": value for name, value in figures.items()},
         )
         self.losses.append((step, loss))
-        log.info("step %d/%d  eval loss %.4f  %s", step, self.batches.total_steps, loss, format_seconds(seconds))
+        total, more = self.batches.total_steps, said_of(figures)
+        log.info("step %d/%d  eval loss %.4f%s  %s", step, total, loss, more, format_seconds(seconds))
         return True
 
     def _sample(self, samples: Samples, step: int) -> None:

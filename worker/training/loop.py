@@ -26,6 +26,7 @@ from worker.training.changes import Changes
 from worker.training.evaluation import Evaluates, Evaluations
 from worker.training.learning_rate import learning_rate, learning_rates
 from worker.training.metrics import Metrics
+from worker.training.pair_figures import pair_figures, said_of
 from worker.training.stop import StopRequest
 from worker.training.timeline import Timeline
 
@@ -41,6 +42,10 @@ class StepResult(Protocol):
     @property
     def losses(self) -> Sequence[Tensor]:
         """The loss of each slice (micro-batch), as a 0-dimensional tensor."""
+
+    @property
+    def figures(self) -> Sequence[Tensor]:
+        """What else the model's result had for each slice; empty for most models."""
 
     @property
     def grad_norm(self) -> Tensor | None:
@@ -221,6 +226,7 @@ class Training:
         )
         loss = float(torch.stack([loss.detach().float() for loss in result.losses]).sum())
         norm = None if result.grad_norm is None else float(result.grad_norm)
+        figures = pair_figures(self.job, batches, result.figures)
         step_s = time.perf_counter() - began
         tokens = self.batches.num_tokens(step)
         self.metrics.write(
@@ -235,11 +241,13 @@ class Training:
             waited_s=self.engine.waited_s - waited_s,
             metered=metered,
             predicted_step_s=self.predicted_s(batches),
+            **figures,
         )
         for quantity, value in (("the loss", loss), ("the gradients' norm", norm)):
             if value is not None and not math.isfinite(value):
                 raise non_finite(quantity, step + 1, self.checkpoints.last())
-        return f"step {step + 1}/{total}  loss {loss:.4f}  {format_seconds(step_s)}  {tokens / step_s:.0f} tokens/s"
+        shown = f"loss {loss:.4f}{said_of(figures)}"
+        return f"step {step + 1}/{total}  {shown}  {format_seconds(step_s)}  {tokens / step_s:.0f} tokens/s"
 
     def _save(self) -> Path:
         self.engine.drain()

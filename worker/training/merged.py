@@ -2,7 +2,7 @@
 
 Each weight goes through peft's own layer, so it becomes what peft's merge makes of it, in the dtype that the base is
 published in. Some bases are merged in memory instead: those whose files have packed weights, or have no rows for tokens
-that the job added, or have one weight for an embedding and a head that are now two.
+that the job added, or no head of a reward model, or have one weight for an embedding and a head that are now two.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _is_in_files(job: Job, adapted: Any) -> bool:
     """Whether the base can be merged file by file: its files have the weights in the form of its layers, and every
     weight that the merge changes."""
     config = model_config(job)
-    if unpacks(config) or _has_two_ends_of_one(adapted):
+    if unpacks(config) or _has_two_ends_of_one(adapted) or job.rewards:  # its head is in no file of the base
         return False
     return not job.add_tokens or len(adapted.get_input_embeddings().weight) == _rows(config)
 

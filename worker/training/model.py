@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -34,7 +35,8 @@ from planner.models.packed_experts import experts_packed_as_read
 from planner.models.peft_lora import check_adapter, load_adapter, with_adapters
 from planner.models.peft_parts import beginnings, read_begun, write_begun
 from planner.models.quantized import as_unpacked, loading_options, parameters_of, unpacks
-from planner.models.tokenizer import with_rows_for_tokens
+from planner.models.reward_model import HEAD, name_padding
+from planner.models.tokenizer import load_tokenizer, with_rows_for_tokens
 from planner.models.trainable import freeze_others
 from planner.models.trainer_options import set_trainer_options
 from planner.models.written import said_of_dtype
@@ -78,6 +80,8 @@ def load_model(
     every = None if layers is None else int(config.get_text_config().num_hidden_layers)
     if layers is not None and not is_encoder_decoder(config):  # an encoder-decoder has two stacks of layers
         _keep_layers(config, layers)
+    if job.rewards:
+        name_padding(config, load_tokenizer(job))
     torch.manual_seed(job.seed)  # also for single weights that a folder lacks
     check_weights(job)
     if has_no_weights(job.model):
@@ -88,8 +92,8 @@ def load_model(
         options = loading_options(job, config)
         packing = experts_packed_as_read(job) if job.quantize_moe_experts else contextlib.nullcontext()
         try:
-            with packing:
-                loaded: Any = model_class(config).from_pretrained(
+            with packing, _no_report(job):
+                loaded: Any = model_class(job, config).from_pretrained(
                     job.model,
                     config=config,
                     dtype=dtype,
@@ -115,12 +119,16 @@ def load_model(
         if unpacks(config):
             with without_weights():
                 as_unpacked(model, build_model(job, config, dtype))
-        if missing := sorted(info["missing_keys"]):
+        missing = set(info["missing_keys"])
+        if job.rewards and (head := f"{HEAD}.weight") in missing:
+            log.info("model: %s, which gives texts their reward, starts at random under seed %d", head, job.seed)
+            missing.remove(head)
+        if missing:
             log.warning(
                 "model: %s not in %s, and started at random: %s",
                 counted(len(missing), "weight"),
                 job.model,
-                ", ".join(missing[:5]),
+                ", ".join(sorted(missing)[:5]),
             )
     if code := own_code(getattr(config, "auto_map", None)):
         files = sorted({place.partition(".")[0] for place in code.values()})
@@ -147,6 +155,20 @@ def load_model(
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     log.info("model: %s, %d parameters, %s; %d are trained", name, parameters, dtype, trained)
     return model.train()
+
+
+@contextlib.contextmanager
+def _no_report(job: Job) -> Iterator[None]:
+    """A context in which transformers does not report that a reward model has no head for text and a new one for
+    rewards, as it should. Weights that are missing besides are logged by `load_model`."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    before = logger.level
+    if job.rewards:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _keep_layers(config: PreTrainedConfig, layers: int) -> None:

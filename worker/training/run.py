@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 import json
 import logging
@@ -11,6 +12,8 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from pathlib import Path
 
 import torch
+from torch import nn
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
 from planner.codec import from_json
@@ -24,7 +27,7 @@ from planner.job.schema import Job
 from planner.keys.adapter import takes_from_base
 from planner.machine.hardware import Hardware
 from planner.models.encoder_decoder import has_pairs
-from planner.models.hf_model import masked_of, pairs_of
+from planner.models.hf_model import masked_of, other_reference, pairs_of
 from planner.models.peft_parts import as_published
 from planner.models.quantized import other_on_cuda
 from planner.models.rope import rope_border
@@ -60,6 +63,7 @@ from worker.training.learning_rate import optimizer_of
 from worker.training.loop import Training, Trains
 from worker.training.metrics import Metrics, read_metrics, steps_trained, tell_broken_lines
 from worker.training.model import check_reach, load_model
+from worker.training.reference import Reference, gone
 from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.step_forecast import StepForecast
@@ -79,7 +83,82 @@ def run_job(folder: RunFolder, stop: StopRequest) -> bool:
         "The GPU ran out of memory, although the plan should fit.",
         hint="give a smaller gpu_budget, so that other programs have room",
     ):
-        return _Run(folder).train(stop)
+        return refer_to_other(folder, stop) and _Run(folder).train(stop)
+
+
+def refer_to_other(folder: RunFolder, stop: StopRequest) -> bool:
+    """Compute the reference's log-probabilities with the job's `ref_model`, where it has one and they are not known.
+    That model is in memory only meanwhile. Returns False where a stop was asked for. Raises UserError
+    "ref-model-differs" for a model of another shape than the job's, whose plan it uses."""
+    job = Job.from_resolved(folder.resolved)
+    if job.ref_model is None:
+        return True
+    keep_base(job, folder)
+    plan, chain, _ = read_plan(folder)
+    batches = batches_of(folder, job, load_tokenizer(job))
+    begun = folder.last_checkpoint_step() is not None
+    reference = Reference(job, batches, folder, plan, begun=begun)
+    if reference.complete:
+        return True
+    if begun:
+        raise gone(folder)
+    log.info("reference: %s", job.ref_model)
+    revision = job.model_revision if job.ref_model == job.model else None
+    other = {
+        "model": job.ref_model,
+        "model_revision": revision,
+        "adapter_name_or_path": None,
+        "init_lora_weights": True,
+    }
+    model = load_model(job.model_copy(update=other))
+    shapes = {tensor.name: tensor.elements for tensor in (*chain.tensors(), *chain.frame_tensors)}
+    if shapes != {name: getattr(p, "holds", p.numel()) for name, p in model.named_parameters()}:
+        raise other_reference(job)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    engine = engine_of(job, model, plan, chain, device)
+    try:
+        with closing(engine), Metrics(folder.metrics) as metrics:
+            stop.begin()
+            return reference.compute(engine, metrics, stop)
+    finally:
+        del engine, model
+        gc.collect()  # the two know each other; the job's own model is read next
+
+
+def batches_of(folder: RunFolder, job: Job, tokenizer: PreTrainedTokenizerBase) -> Batches:
+    """The batches of a run folder's job. Its tokens are kept in the folder. Raises UserError."""
+    return Batches(
+        job,
+        tokenizer,
+        folder.path / "data",
+        folder.read_frozen(),
+        pairs=pairs_of(job),
+        masked=masked_of(job),
+        border=rope_border(job),
+    )
+
+
+def engine_of(
+    job: Job,
+    model: nn.Module,
+    plan: Plan,
+    chain: Chain,
+    device: torch.device,
+    states: StatesOnDisk | None = None,
+    scratch: Scratch | None = None,
+) -> Engine:
+    """The engine that trains the job's `model` under `plan`. It counts device bytes."""
+    return Engine(
+        model,
+        plan=plan,
+        chain=chain,
+        optimizer=optimizer_of(job, model),
+        max_grad_norm=job.max_grad_norm,
+        device=device,
+        metered=True,
+        states=states,
+        scratch=scratch,
+    )
 
 
 class _Run:
@@ -98,15 +177,8 @@ class _Run:
         if eager := self.plan.options.count(EAGER.name):
             log.info("plan: %d of %d blocks run by their own code, recomputed", eager, len(self.chain.blocks))
         self.tokenizer = load_tokenizer(job)
-        self.batches = Batches(
-            job,
-            self.tokenizer,
-            folder.path / "data",
-            folder.read_frozen(),
-            pairs=pairs_of(job),
-            masked=masked_of(job),
-            border=rope_border(job),
-        )
+        self.batches = batches_of(folder, job, self.tokenizer)
+        self.reference: Reference | None = None
         self.width = sum(_planned_lengths(folder, job, self.batches))
         self.forecast = StepForecast(self.plan, self.chain, hardware, self.width)
         log.info("data: the first row, what is learned between ⟦ and ⟧:\n%s", self.batches.sample())
@@ -188,6 +260,10 @@ class _Run:
                 return self._until_end(metrics, lambda: step, lambda: self._deliver_only(weights))
         self._check_base()  # again: it may have changed while data and model were read
         last = self.checkpoints.latest()
+        if self.job.refers:
+            self.reference = Reference(self.job, self.batches, self.folder, self.plan, begun=last is not None)
+        if last is not None and self.reference is not None and not self.reference.complete:
+            raise gone(self.folder)
         if last is None and self.folder.goes_on.exists():
             raise UserError(
                 "The checkpoint that this job goes on from is gone, or damaged.",
@@ -224,19 +300,24 @@ class _Run:
         states = open_store(self.job, self.plan, self.chain, self.model, run=self.folder, last=last)
         store: AbstractContextManager[object] = nullcontext() if states is None else closing(states)
         scratch = open_scratch(self.job, self.plan, self.chain, self.folder)
-        with reserved as give_room, store, scratch as turns, closing(self._engine(device, states, turns)) as engine:
+        with (
+            reserved as give_room,
+            store,
+            scratch as turns,
+            closing(engine_of(self.job, self.model, self.plan, self.chain, device, states, turns)) as engine,
+            Metrics(self.folder.metrics) as metrics,
+        ):
             resume(engine, last, self.origin, taken_over=states is not None and states.resumed)
-            with Metrics(self.folder.metrics) as metrics:
-                changes = self._changes(engine, metrics)
-                if changes is not None and last is not None:
-                    changes.resume(last)
-                self._write_start(metrics, engine.steps_done, last.step if last else None, device)
-                stop.begin()
-                return self._until_end(
-                    metrics,
-                    lambda: engine.steps_done,
-                    lambda: self._train(engine, metrics, stop, give_room, states, last, changes),
-                )
+            changes = self._changes(engine, metrics)
+            if changes is not None and last is not None:
+                changes.resume(last)
+            self._write_start(metrics, engine.steps_done, last.step if last else None, device)
+            stop.begin()
+            return self._until_end(
+                metrics,
+                lambda: engine.steps_done,
+                lambda: self._train(engine, metrics, stop, give_room, states, last, changes),
+            )
 
     def _write_start(self, metrics: Metrics, step: int, resumed_from: int | None, device: torch.device) -> None:
         tell_broken_lines(self.folder)
@@ -246,20 +327,6 @@ class _Run:
             total_steps=self.batches.total_steps,
             resumed_from=resumed_from,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        )
-
-    def _engine(self, device: torch.device, states: StatesOnDisk | None, scratch: Scratch | None) -> Engine:
-        job = self.job
-        return Engine(
-            self.model,
-            plan=self.plan,
-            chain=self.chain,
-            optimizer=optimizer_of(job, self.model),
-            max_grad_norm=job.max_grad_norm,
-            device=device,
-            metered=True,
-            states=states,
-            scratch=scratch,
         )
 
     def _changes(self, engine: Engine, metrics: Metrics) -> Changes | None:
@@ -322,6 +389,12 @@ class _Run:
                 metrics=metrics,
                 stop=stop,
             ).run()
+            if stop.asked:
+                return False, None
+            if self.reference is not None and not self.reference.complete:
+                assert self.job.ref_model is None, "it is computed before this model is loaded"
+                if not self.reference.compute(engine, metrics, stop):
+                    return False, None
         if not training.run():
             return False, None
         give_room()

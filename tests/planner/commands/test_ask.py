@@ -18,7 +18,7 @@ import yaml
 from sqlalchemy import create_engine
 from transformers import GPT2Config, LlamaConfig, MixtralConfig
 
-from offmated.cli.receipt_view import _fits_with, _helps
+from offmated.cli.receipt_view import _fits_with, _helps, question
 from planner.cache.store import Cache
 from planner.cache.tables import metadata
 from planner.commands.ask import ask
@@ -437,3 +437,19 @@ def test_auto_takes_the_split_with_the_shortest_step_of_those_asked_about_one_by
     assert chosen.asked.rows * chosen.asked.slices == 8
     assert chosen.step_s <= min(steps.values()) * (1 + 2 * GAP)
     assert min(steps.values()) < 0.9 * max(step for step in steps.values() if step < math.inf), "else nothing is chosen"
+
+
+@pytest.mark.parametrize("preference", [None, "orpo", "dpo"])
+def test_a_receipt_of_preferences_counts_pairs_and_tells_of_the_pass_before_the_first_step(
+    small: Path, preference: str | None
+) -> None:
+    job = job_of(small, slices=2, length=64, clip=False).model_copy(update={"preference": preference})
+    found = ask(job, preset("rtx4090", bf16=job.bf16, cpu_memory_bytes=32 * GIB), helps=False)
+    notes = [note for note in found.notes if "the reference model scores each pair once" in note]
+    assert len(notes) == (preference == "dpo")
+    rows = "1 × 64" if preference is None else "1 pair × 2 × 64"
+    assert f", 2 slices of {rows} tokens a step" in question(found)
+    assert found.tokens_per_step == (128 if preference is None else 256)
+    for note in notes:
+        (share,) = re.findall(r"about (\d+)% of an epoch", note)
+        assert 10 < int(share) < 60, note

@@ -81,7 +81,7 @@ def test_a_broken_file_is_made_anew_and_the_oldest_give_way(
     (file,) = (tmp_path / "traces").iterdir()
     file.write_text(file.read_text()[:100])
     assert Traces(tmp_path / "traces").of(ask(), MACHINES[0]) == found
-    assert json.loads(file.read_text())["has_router_loss"] is False
+    assert json.loads(file.read_text())["by_slice"] is False
     os.utime(file, (0, 0))
     for length in (16, 32):
         Traces(tmp_path / "traces").of(ask(max_length=length), MACHINES[0])

@@ -16,6 +16,7 @@ from planner.reports.make_receipt import (
     host_shares,
     loads,
     receipt,
+    reference_s,
     solved,
     status_of,
 )
@@ -244,3 +245,14 @@ def test_a_nearly_full_host_is_helped_by_updates_on_the_device() -> None:
     ).plan()
     assert plan.cpu_peak_bytes <= host
     assert plan.gpu_peak_bytes <= 8000
+
+
+def test_a_reference_takes_what_computing_forward_takes_or_the_copies_of_weights_if_these_take_longer() -> None:
+    a_chain = chain(2)
+    there = resident_plan(a_chain, slices=3)
+    forward_s = sum(block.option(name).forward_s for block, name in zip(a_chain.blocks, there.options, strict=True))
+    assert reference_s(there, a_chain, HARDWARE) == pytest.approx(3 * forward_s)
+    # What is not resident in it is copied for eight micro-batches at once.
+    moving = sum(t.bytes for t in a_chain.tensors() if t.name in ("l0.b", "l1.a", "l1.b"))
+    slow = replace(HARDWARE, h2d_bytes_per_s=1.0)
+    assert reference_s(mixed_plan(), a_chain, slow) == pytest.approx(moving / 8)

@@ -114,6 +114,26 @@ def test_what_the_trainer_takes_is_taken(model: Path, tmp_path: Path) -> None:
         looked_at(make_job(model, talks, eval_dataset=str(mute)))
 
 
+@pytest.mark.parametrize("preference", ["dpo", "kto"])
+def test_of_preferences_the_first_records_are_judged_as_the_trainer_does(
+    preference: str, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [TALK[1] | {"content": "no"}]}
+    mark = {"prompt": TALK[:1], "completion": TALK[1:], "label": True}
+    record = one if preference == "dpo" else mark
+    job = make_job(model, write_jsonl(tmp_path / "data.jsonl", [record] * 3), preference=preference, max_length=64)
+    looked_at(job)
+    assert not caplog.records
+    with pytest.raises(UserError) as refused:
+        looked_at(job.model_copy(update={"max_length": 4}))
+    assert refused.value.code == "nothing-to-train"
+    assert "3 records, none whose answers begin within max_length 4" in refused.value.numbers[0]
+    broken = {**record, "prompt": TALK}
+    looked = make_job(model, write_jsonl(tmp_path / "data.jsonl", [record, broken]), preference=preference)
+    with pytest.raises(UserError, match=r"line 2 of data\.jsonl"):
+        looked_at(looked)
+
+
 def test_only_data_that_are_more_than_texts_need_a_tokenizer_at_submission(model: Path, tmp_path: Path) -> None:
     texts = write_jsonl(tmp_path / "texts.jsonl", [{"text": "x"}])
     talks = write_jsonl(tmp_path / "talks.jsonl", [{"messages": TALK}])

@@ -23,6 +23,7 @@ from planner.errors import Exit
 from planner.job.schema import Job
 from planner.units import format_seconds
 from tests.support.daemons import until
+from tests.support.preference_jobs import preference_job
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
 from worker.check.__main__ import main
 from worker.prepare import main as prepare
@@ -190,3 +191,18 @@ def test_a_signal_to_the_command_ends_it_and_leaves_no_folder(job: Path, number:
         child.send_signal(number)
         assert child.wait(60) == 128 + number
     assert [*scratch.glob("offmate-*")] == []
+
+
+@pytest.mark.parametrize(("preference", "unit"), [("dpo", "pair"), ("orpo", "pair"), ("kto", "answer")])
+def test_preferences_are_told_as_pairs_or_answers_with_what_is_scored(
+    preference: str, unit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    resolved = tmp_path / "resolved.yaml"
+    resolved.write_text(preference_job(tmp_path, preference=preference).resolved_yaml())
+    assert main(["preview", str(resolved), "--rows=1"]) == Exit.DONE
+    said = capsys.readouterr().out
+    assert said.startswith(f"{unit} 1") and "of them scored" in said and "them learned" not in said
+    assert f"\n9 {unit}s, " in said and f" steps an epoch of 4 {unit}s, 4 in all" in said
+    pass_before = f"before the first step the reference, the model as it is before training, scores 9 {unit}s once"
+    assert (pass_before in said) == (preference != "orpo")

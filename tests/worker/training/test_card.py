@@ -65,3 +65,40 @@ def test_a_card_tells_all_that_is_not_as_by_default_and_nothing_of_the_machine()
 
 def test_the_exceptions_of_a_card_are_keys_of_jobs() -> None:
     assert Job.model_fields.keys() >= _NEVER | _ALWAYS
+
+
+@pytest.mark.parametrize(
+    ("keys", "unit", "told"),
+    [
+        (
+            {"preference": "dpo"},
+            "pair",
+            "It learned from preferences by DPO with beta 0.1; the reference is the model as it was before this "
+            "training.",
+        ),
+        (
+            {"preference": "kto", "preference_beta": 0.5, "ref_model": "/home/me/other"},
+            "answer",
+            "It learned from preferences by KTO with beta 0.5; the reference is other.",
+        ),
+        (
+            {"preference": "orpo"},
+            "pair",
+            "It learned from preferences by ORPO with beta 0.1, without a reference model.",
+        ),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_card_tells_how_a_model_learned_from_preferences(keys: dict[str, object], unit: str, told: str) -> None:
+    plain = Job(model="owner/tiny", tokenizer="owner/tiny", dataset=("owner/data",))
+    plain = plain.model_copy(update={"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2})
+    events = [
+        {"event": "step", "step": 3, "loss": 0.5, "rewards_margins": 0.25},
+        {"event": "eval", "step": 3, "eval_loss": 0.75, "eval_rewards_accuracies": 1.0},
+    ]
+    card = model_card(plain.model_copy(update=keys), events, 3)
+    assert told in card.splitlines() and f"3 steps of 8 {unit}s" in card and "/home" not in card
+    assert "- loss of the last step: 0.5000, margin 0.250" in card.splitlines()
+    assert "- loss of the evaluation: 0.7500, accuracy 1.000" in card.splitlines()
+    assert f"- {keys['preference']}" in card.splitlines(), "a tag"
+    assert "preferences" not in model_card(plain, (), 3) and "3 steps of 8 rows" in model_card(plain, (), 3)

@@ -12,7 +12,9 @@ from offmated.jobs.longer import link
 from planner.errors import UserError
 from planner.job.schema import Job
 from planner.run.folder import RunFolder
+from tests.support.preference_jobs import preference_job
 from tests.support.runs import STEPS, make_run
+from tests.worker.subspace.test_change import begun_run
 from worker.training.metrics import read_metrics
 from worker.training.run import run_job
 from worker.training.stop import StopRequest
@@ -21,7 +23,7 @@ from worker.training.stop import StopRequest
 def copy_of(run: RunFolder, at: Path, **keys: object) -> RunFolder:
     """Another run of the same job under the same plan, with other keys."""
     other = RunFolder(at)
-    at.mkdir()
+    at.mkdir(parents=True)
     other.plan.write_bytes(run.plan.read_bytes())
     job = Job.from_resolved(run.resolved).model_copy(update=keys)
     other.resolved.write_text(job.resolved_yaml(), "utf-8")
@@ -65,3 +67,18 @@ def test_how_adapters_began_that_took_a_part_of_the_model_goes_along(tmp_path: P
     short.begun.write_bytes(b"A and B")
     link(short.checkpoints / "step-4", more)
     assert more.begun.samefile(short.begun)
+
+
+def test_the_references_scores_go_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    run = begun_run(preference_job(tmp_path, save_steps=2), tmp_path / "run")
+    short, more = copy_of(run, tmp_path / "a" / "short", max_steps=3), copy_of(run, tmp_path / "b" / "more")
+    assert run_job(short, StopRequest())
+    more.goes_on.touch()
+    link(short.checkpoints / "step-2", more)
+    (scores,) = short.reference.iterdir()
+    assert (more.reference / scores.name).samefile(scores)
+    assert run_job(more, StopRequest())
+    events = [event["event"] for event in read_metrics(more.metrics)]
+    assert events.count("step") == 2 and "reference" not in events
