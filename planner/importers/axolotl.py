@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from planner.importers.axolotl_data import DATA, TEXTS, as_axolotl, check_texts, entries_of, long_texts, read_otherwise
+from planner.importers.axolotl_preferences import NAME, READERS, defaults_of, loss_of
 from planner.importers.base import (
     ATTENTION,
     CHANGED_MODEL,
@@ -49,10 +50,12 @@ from planner.importers.base import (
     method_of,
     table,
 )
+from planner.importers.preferences import FROM_DATA, RPO
 from planner.importers.transformers import optimizer_of, tokens_of
 from planner.keys.evaluation import EVALUATED
 from planner.keys.fields import DEFAULT_EPOCHS
 from planner.keys.lora import ALL_LINEAR
+from planner.keys.preference import REWARD
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.optimizers.muon import ADJUST, ORIGINAL, Muon
 
@@ -66,6 +69,7 @@ _KEYS = table(
         load_in_4bit load_in_8bit quantize_moe_experts group_by_length load_best_model_at_end early_stopping_patience
         label_smoothing_factor neftune_noise_alpha lora_modules_to_save loraplus_lr_ratio loraplus_lr_embedding
         embedding_lr embedding_lr_scale
+        simpo_gamma center_rewards_coefficient
         wandb_project wandb_entity wandb_mode mlflow_tracking_uri mlflow_experiment_name trackio_project_name
         trackio_space_id
     """,
@@ -110,6 +114,12 @@ _KEYS = table(
         "bf16": "bfloat16 float32",
         "attn_implementation": "eager_attention",
         "router_aux_loss_coef": "model_config overrides_of_model_config",
+        "preference": "rl dpo_loss_type reward_model",
+        "preference_beta": "rl_beta dpo_beta orpo_alpha trl",
+        "preference_smoothing": "dpo_label_smoothing",
+        "sft_weight": "cpo_alpha dpo_loss_weights",
+        "desirable_weight": "kto_desirable_weight",
+        "undesirable_weight": "kto_undesirable_weight",
     },
     unused={
         LOGS: """
@@ -132,6 +142,7 @@ _KEYS = table(
             dataset_prepared_path dataset_processes dataset_num_proc dataset_keep_in_memory skip_prepare_dataset
             num_dataset_shards_to_save shuffle_merged_datasets shuffle_before_merging_datasets push_dataset_to_hub
             preprocess_iterable dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor
+            dpo_padding_free
             remove_unused_columns sample_packing_group_size sample_packing_bin_size sample_packing_eff_est
             sample_packing_mp_start_method eval_sample_packing pad_to_sequence_len pad_to_multiple_of
             multipack_real_batches batch_flattening pretrain_multipack_buffer_size
@@ -159,9 +170,10 @@ _KEYS = table(
         GENERATES: """
             generate_samples num_generation_samples generation_max_new_tokens generation_temperature generation_top_p
             generation_top_k generation_prompt_ratio generation_do_sample gradio_title gradio_share gradio_server_name
-            gradio_server_port gradio_max_new_tokens gradio_temperature vllm
+            gradio_server_port gradio_max_new_tokens gradio_temperature vllm dpo_generate_during_eval
         """,
         KERNELS: """
+            dpo_use_liger_kernel dpo_use_logits_to_keep
             lora_mlp_kernel lora_qkv_kernel lora_o_kernel lora_embedding_kernel use_kernels experts_implementation
             flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_qkv flash_attn_fuse_mlp chunked_cross_entropy
             chunked_cross_entropy_num_chunks unsloth_cross_entropy_loss unsloth_lora_mlp unsloth_lora_qkv
@@ -171,6 +183,7 @@ _KEYS = table(
             moe_bnb_fast moe_dequant_chunk_size moe_grouped_backend use_scattermoe use_sonicmoe use_dsv4_kernels
             use_glm_dsa_kernels dsv4_fp8_lora_kernel dsv4_shared_mlp_lora_kernel dsv4_fp4_grouped_mode
         """,
+        FROM_DATA: "precompute_ref_log_probs",
         UPLOADS: "hub_model_id hub_strategy hf_use_auth_token hub_revision",
         OWN_CODE: "trust_remote_code model_type tokenizer_type type_of_model cls_model_config",
         "adapters are fp32, and so are masters": "peft_autocast_adapter_dtype embeddings_skip_upcast",
@@ -219,7 +232,8 @@ _KEYS = table(
         "fp8 training": "fp8",
         "fp4 training": "nvfp4_training",
         "shifted sparse attention": "s2_attention",
-        REWARDS: "rl reward_model process_reward_model ebft nemo_gym_enabled",
+        REWARDS: "process_reward_model ebft nemo_gym_enabled",
+        RPO: "rpo_alpha",
         PICTURES: "image_size freeze_mm_modules processor_type role_boundaries",
         OTHER_LORA: """
             peft_layer_replication peft_trainable_token_indices peft_ensure_weight_tying peft mora
@@ -231,7 +245,7 @@ _KEYS = table(
             cosine_constant_lr_ratio lr_quadratic_warmup lr_div_factor
             jagged_restart_steps
         """,
-        LOSS: "use_eaft liger_use_token_scaling",
+        LOSS: "use_eaft liger_use_token_scaling dpo_use_weighting dpo_norm_loss",
         "other texts for reserved tokens (change the tokenizer's files)": "added_tokens_overrides",
         "setting rows of tokens that were never learned": "fix_untrained_tokens",
         ORDER: "curriculum_sampling sample_packing_sequentially",
@@ -262,12 +276,6 @@ _KEYS = table(
             qgalore_cos_threshold qgalore_gamma_proj qgalore_proj_bits qgalore_proj_group_size qgalore_proj_quant
             qgalore_proj_type qgalore_queue_size qgalore_rank qgalore_scale qgalore_update_proj_gap
         """,
-        "rl": """
-            trl dpo_use_weighting dpo_use_logits_to_keep dpo_label_smoothing dpo_norm_loss dpo_use_liger_kernel
-            dpo_padding_free dpo_generate_during_eval dpo_loss_type dpo_loss_weights dpo_beta precompute_ref_log_probs
-            orpo_alpha rpo_alpha simpo_gamma cpo_alpha kto_desirable_weight kto_undesirable_weight rl_beta
-        """,
-        "reward_model": "center_rewards_coefficient",
         "image_size": "image_resize_algorithm",
         "relora": """
             relora_prune_ratio relora_prune_method relora_cpu_offload relora_warmup_steps relora_anneal_steps
@@ -461,8 +469,9 @@ def _new_tokens(values: Mapping[str, Any]) -> list[object]:
 class Axolotl(Tool):
     """axolotl."""
 
-    name = "axolotl"
+    name = NAME
     keys = _KEYS
+    chooses_loss = "rl"
     defaults: ClassVar[Mapping[str, Any]] = {
         "max_length": 512,
         "num_train_epochs": 1,
@@ -478,6 +487,7 @@ class Axolotl(Tool):
         "model_quantization_config": _unpacked,
         "plugins": _plugins,
         "tokens": _tokens,
+        **READERS,
         _PER_EPOCH: lambda *_: None,  # `settle_evaluations` reads it when all values are known
     }
     translations: ClassVar[Mapping[str, Translation]] = {
@@ -496,6 +506,9 @@ class Axolotl(Tool):
         "gpu_memory_limit": lambda value, _: f"{value}GB" if isinstance(value, int) else value,
         "excess_length_strategy": lambda value, _: _LONG.get(str(value), value),
         "tokens": tokens_of,
+        **dict.fromkeys(("rl", "reward_model"), lambda value, file: loss_of(file)),
+        "trl": lambda value, file: value.get("beta") if isinstance(value, dict) else value,
+        **dict.fromkeys(("kto_desirable_weight", "kto_undesirable_weight"), lambda value, _: value or 1.0),  # as there
     }
     checks: ClassVar[Mapping[str, Check]] = {
         TEXTS: lambda _, value, source: check_texts(value, source),
@@ -516,10 +529,16 @@ class Axolotl(Tool):
     def shows(self, keys: Collection[str]) -> bool:
         return "base_model" in keys
 
+    def loss(self, file: File) -> str | None:
+        return super().loss(file) or loss_of(file)
+
     def missing(self, values: Mapping[str, Any]) -> list[str]:
-        """The learning rate, and rank, alpha and targets of new adapters, for which axolotl has no defaults."""
-        of_adapters = ("lora_r", "lora_alpha", "lora_target_modules") if makes_adapters(values) else ()
-        return [key for key in ("learning_rate", *of_adapters) if values.get(key) is None]
+        """The learning rate, rank, alpha and targets of new adapters, and the margin of SimPO, for which axolotl has no
+        defaults."""
+        required = ["learning_rate"]
+        required += ["lora_r", "lora_alpha", "lora_target_modules"] if makes_adapters(values) else []
+        required += ["simpo_gamma"] if values.get("preference") == "simpo" else []
+        return [key for key in required if values.get(key) is None]
 
     def chooses_best(self, file: File) -> bool:
         """axolotl does where every save falls on an evaluation, by its own arithmetic with shares of all steps."""
@@ -535,7 +554,10 @@ class Axolotl(Tool):
             absent |= self.lora_defaults
             if values.get("lora_target_parameters") not in SWITCHED_OFF:
                 absent["lora_target_modules"] = []  # parameters may be the only targets
-        if _are_completions(values.get("dataset")):
+        loss = self.loss(file)
+        if loss is not None:
+            absent |= defaults_of(loss, values, file)
+        elif _are_completions(values.get("dataset")):
             absent["long_rows"] = "split"
         if long := long_texts(file, packs=values.get("packing") is True):
             absent["long_rows"] = long
@@ -554,6 +576,8 @@ class Axolotl(Tool):
             yield "weight_decay is 0, as axolotl's LoRA+ has none"
         if packs and values.get("router_aux_loss_coef"):
             yield "the routers' loss leaves out the padding of packed rows, which axolotl counts"
+        if values.get("preference") == REWARD and values.get("long_rows") == "drop":
+            yield "pairs longer than max_length are left out, which axolotl cuts at their end"
         yield read_otherwise(file, packs=packs)
 
     def settle_data(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+from planner.keys.preference import PREFERENCES
 from planner.keys.source import SWITCHED_OFF, Mistake, Source
 
 Kind = Literal["honoured", "unused", "planner", "not there", "part"]
@@ -51,7 +52,7 @@ GENERATES = "nothing is generated but the answers to sample_prompts"
 ONE_DEVICE = "training uses one device"
 SAYS_NOTHING = "offmate has no use for it"
 
-REWARDS = "training by preferences or rewards"
+REWARDS = f"this kind of training (there is preference: {', '.join(PREFERENCES[:-1])} or {PREFERENCES[-1]})"
 PICTURES = "training on pictures, sounds or videos"
 QUANTIZED = "a base quantized in another way than load_in_4bit and load_in_8bit"
 OTHER_LORA = "another kind of LoRA"
@@ -64,6 +65,7 @@ PROJECTED = (
 ITS_RATE = "another learning rate for some weights"
 SHAPE = "another shape of the learning rate"
 LOSS = "another loss"
+LENGTHS = "another weight for the longer answer's end (LD-DPO)"
 LEARNED = "another choice of what is learned"
 ORDER = "another order of the data"
 CHANGED_MODEL = "a changed model (change its config.json)"
@@ -205,9 +207,11 @@ class Tool:
 
     `name`: as people write it; `keys`: all that it documents; `defaults`: offmate's keys and their values where a file
     has none and the tool's default is another; `lora_defaults`: further ones where new adapters are made.
-    `takes_learned`: keys beside the entries may say which turns are learned. The mappings below it have a file's keys:
-    `readers` for keys that need more than the table, `translations`, `checks`, `switches` for keys that must be true or
-    false, `dtypes` for keys that name the dtype in which weights are trained and written (value as text -> dtype).
+    `takes_learned`: keys beside the entries may say which turns are learned. `chooses_loss`: the key without which its
+    files learn nothing from preferences; "" where other keys than one may show that. The mappings below it have a
+    file's keys: `readers` for keys that need more than the table, `translations`, `checks`, `switches` for keys that
+    must be true or false, `dtypes` for keys that name the dtype in which weights are trained and written (value as text
+    -> dtype).
     The keys in `reported` are silent where their condition holds: another key's mistake covers them.
     """
 
@@ -221,12 +225,19 @@ class Tool:
     joins: ClassVar[tuple[Join, ...]] = ()
     switches: ClassVar[tuple[str, ...]] = ()
     takes_learned: ClassVar[bool] = True
+    chooses_loss: ClassVar[str] = ""
     dtypes: ClassVar[Mapping[str, Mapping[str, str]]] = {}
     reported: ClassVar[Mapping[str, Callable[[File], bool]]] = {}
 
     def shows(self, keys: Collection[str]) -> bool:
         """Whether a file with these keys is for this tool."""
         return False
+
+    def loss(self, file: File) -> str | None:
+        """The value of `preference` that a file asks for, by that key or by the tool's own keys; None for a file that
+        asks for none, or for one that is not there."""
+        own = file.get("preference")
+        return own if isinstance(own, str) and own in PREFERENCES else None
 
     def missing(self, values: Mapping[str, Any]) -> list[str]:
         """Keys, by offmate's names, that the tool requires and `values` lack."""

@@ -15,6 +15,7 @@ from planner.importers.base import (
     GENERATES,
     KERNELS,
     LEARNED,
+    LENGTHS,
     LOGS,
     LOSS,
     ONE_DEVICE,
@@ -44,21 +45,30 @@ from planner.importers.base import (
 )
 from planner.importers.llama_factory_data import settle_names
 from planner.importers.llama_factory_templates import PARSED, PREFIX, has_slots, slot_template
+from planner.importers.preferences import of_loss, only_of, refuse_loss, refused_with_loss, with_loss
 from planner.importers.transformers import TRANSFORMERS
 from planner.importers.trl import TRL
 from planner.keys.lora import ADAPTER
+from planner.keys.preference import PREFERENCES, REFERRING, REWARD, SFT_WEIGHTS
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 from planner.keys.trainable import LAYERS, PLACE, TRAINABLE
 from planner.optimizers.muon import Muon
 
 _INSTEAD = TRANSFORMERS.keys() - {"generation_max_length", "generation_num_beams"}
+NAME = "LLaMA-Factory"
 _KEYS = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEAD} | table(
     same="""
         dataset eval_dataset val_size packing max_samples lora_alpha
         lora_dropout use_rslora use_dora stage dataset_dir adapter_name_or_path model_revision mix_strategy
-        interleave_probs loraplus_lr_ratio loraplus_lr_embedding add_tokens
+        interleave_probs loraplus_lr_ratio loraplus_lr_embedding add_tokens simpo_gamma ref_model
     """,
     honoured={
+        "preference": "pref_loss",
+        "preference_beta": "pref_beta",
+        "preference_smoothing": "dpo_label_smoothing",
+        "sft_weight": "pref_ftx",
+        "desirable_weight": "kto_chosen_weight",
+        "undesirable_weight": "kto_rejected_weight",
         "model": "model_name_or_path",
         "chat_template": "template",
         "max_length": "cutoff_len",
@@ -129,7 +139,7 @@ _KEYS = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEA
         """,
         "the planner's block masks are exact": "block_diag_attn",
         "it has no effect without mask_history": "preserve_thinking",
-        SAYS_NOTHING: "compute_dtype device_map model_max_length ref_model ref_model_adapters",
+        SAYS_NOTHING: "compute_dtype device_map model_max_length",
     },
     planner="""
         low_cpu_mem_usage use_unsloth use_unsloth_gc disable_gradient_checkpointing use_reentrant_gc offload_folder
@@ -162,7 +172,11 @@ _KEYS = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEA
         PROJECTED: "use_galore use_apollo",
         OPTIMIZER: "use_badam use_adam_mini",
         LOSS: "use_dft_loss use_asft_loss use_eaft_loss",
-        REWARDS: "reward_model pref_loss pref_ftx",
+        LENGTHS: "ld_alpha",
+        "a second loss of preferences beside the first (BCO)": "pref_bco_weight",
+        "adapters for ref_model; merge them, and give the merged model as ref_model": "ref_model_adapters",
+        "a quantized ref_model": "ref_model_quantization_bit",
+        REWARDS: "reward_model",
     },
     parts={
         "quantization_bit": "quantization_device_map",
@@ -171,10 +185,9 @@ _KEYS = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEA
         "pissa_init": "pissa_iter",
         "finetuning_type: freeze": "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
         "finetuning_type: oft": "module_dropout oft_rank oft_block_size oft_target",
-        "stage: dpo": """
-            pref_beta pref_bco_weight dpo_label_smoothing kto_chosen_weight kto_rejected_weight simpo_gamma
-            ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards ref_model_quantization_bit
-            reward_model_adapters reward_model_quantization_bit reward_model_type ld_alpha
+        "stage: ppo": """
+            ppo_buffer_size ppo_epochs ppo_score_norm ppo_target ppo_whiten_rewards
+            reward_model_adapters reward_model_quantization_bit reward_model_type
         """,
         "use_galore": """
             galore_target galore_rank galore_update_interval galore_scale galore_proj_type galore_layerwise
@@ -194,13 +207,17 @@ _KEYS = {key: meaning for key, meaning in TRANSFORMERS.items() if key in _INSTEA
     fine={
         "quantization_method": ("bnb", "bitsandbytes"),
         "rope_scaling": ("none",),
-        "pref_loss": ("sigmoid",),
+        "ld_alpha": (1, 1.0),
     },
 )
 
-_TELLING = _KEYS.keys() - TRL.keys.keys() - {"dataset", "eval_dataset", "val_size", "max_samples"}
+_TELLING = _KEYS.keys() - TRL.keys.keys() - {"dataset", "eval_dataset", "val_size", "max_samples", "ref_model"}
 """Keys that neither TRL nor offmate has."""
-_OTHER_STAGES = ("rm", "ppo", "dpo", "kto")
+_STAGES, _OTHER_STAGES = ("sft", "pt", "dpo", "kto"), ("rm", "ppo")
+_RM = "rm"
+"""The stage that trains a reward model."""
+_LOSSES = {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "orpo": "orpo", "simpo": "simpo"}
+"""Values of `pref_loss` -> values of the key `preference`."""
 _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 """Keys with a value "a,b"."""
 
@@ -211,15 +228,74 @@ _ADDED = {"add_tokens", "add_special_tokens", "new_special_tokens"}
 def _stage(reading: Reading, key: str, value: object) -> None:
     if value in ("sft", "pt", *SWITCHED_OFF):
         return
-    near = difflib.get_close_matches(str(value).lower(), ("sft", "pt", *_OTHER_STAGES), n=1)
-    if near and near[0] not in _OTHER_STAGES:
+    if value in (*_STAGES, _RM):
+        _preferences(reading, key, value)
+        return
+    near = difflib.get_close_matches(str(value).lower(), (*_STAGES, *_OTHER_STAGES), n=1)
+    if near and near[0] not in _OTHER_STAGES and value not in _LOSSES.values():
         text = f"it is {shown(value)}; did you mean {near[0]}?"
         reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
+    elif value in _OTHER_STAGES:
+        refuse_loss(reading, key, value)
+    else:
+        reading.refuse(key, f"it is {shown(value)}; give {', '.join(_STAGES[:-1])} or {_STAGES[-1]}")
+
+
+def _preferences(reading: Reading, key: str, value: object) -> None:
+    """A stage that learns from preferences. An adapter that goes on is compared with the model without it: here that is
+    another model, of which a quantized form is not read."""
+    file = reading.file
+    own = file.get("preference")
+    if reading.tool.name != NAME:
+        word = REWARD if value == _RM else value
+        text = f"it is {shown(value)}, which is LLaMA-Factory's word; give preference: {word} in its place"
+        reading.mistakes.append(reading.source.mistake(key, "bad-value", text))
+    elif value == _RM and own != REWARD:
+        text = (
+            f"it is {shown(value)}; its head is another than transformers' classifiers have, with dropout before it; "
+            f"that is not supported yet; add preference: {REWARD} to train one of these, without dropout"
+        )
+        reading.refuse(key, text, alone=True)
+    elif own in PREFERENCES and (own == "kto", own == REWARD) != (value == "kto", value == _RM):
+        text = f"it is {shown(value)}, and preference is {shown(own)}; keep one of them"
+        reading.mistakes.append(reading.source.mistake(key, "two-names", text))
+    elif _compares_without(file) and file.get("quantization_bit") not in SWITCHED_OFF:
+        text = "LLaMA-Factory compares with the quantized model without it, which is not supported yet; give ref_model"
+        reading.mistakes.append(reading.source.mistake(ADAPTER, "not-there", text))
+
+
+def _compares_without(file: File) -> bool:
+    """Whether the reference is the model without the adapter that the file goes on with."""
+    return loss_of(file) in REFERRING and file.get(ADAPTER) not in SWITCHED_OFF and file.get("ref_model") is None
+
+
+def _pref_loss(reading: Reading, key: str, value: object) -> None:
+    if value is None:
         return
-    other = value in _OTHER_STAGES
-    text = f"it is {shown(value)}; offmate trains on texts and conversations; "
-    instead = "a file for it cannot be run here" if other else "give sft or pt, or leave this key out"
-    reading.refuse(key, text + instead, alone=other)
+    if reading.file.get("stage") != "dpo":
+        reading.leave(key, "it has no effect without stage: dpo")
+    elif value in _LOSSES:
+        reading.take(key, "preference")
+    else:
+        refuse_loss(reading, key, value)
+
+
+def _pref_ftx(reading: Reading, key: str, value: object) -> None:
+    if reading.tool.loss(reading.file) == "kto" and value not in SWITCHED_OFF:
+        text = "a loss on chosen answers beside that of stage: kto is not supported yet; leave this key out"
+        reading.mistakes.append(reading.source.mistake(key, "not-there", text))
+    else:
+        of_loss(reading, key, value)
+
+
+def _of_reference(reading: Reading, key: str, value: object) -> None:
+    """A key about `ref_model`, which LLaMA-Factory reads with it only."""
+    loss = reading.tool.loss(reading.file)
+    if reading.tool.name == NAME and (loss not in REFERRING or reading.file.get("ref_model") in SWITCHED_OFF):
+        if value not in SWITCHED_OFF:
+            reading.leave(key, "it has no effect without ref_model and a loss that compares with it")
+    else:
+        reading.read_as_table(key, value)
 
 
 def _frozen(reading: Reading, key: str, value: object) -> None:
@@ -243,6 +319,20 @@ def _bits(reading: Reading, key: str, value: object) -> None:
 
 
 # ---- values
+
+
+def loss_of(file: File) -> str | None:
+    """The value of `preference` that `stage` and `pref_loss` mean; None where there is none, or another."""
+    if file.get("stage") == "dpo":
+        return _LOSSES.get(str(file.get("pref_loss") or "sigmoid"))
+    return "kto" if file.get("stage") == "kto" else None
+
+
+def _sft_weight(value: object, file: File) -> object:
+    """`pref_ftx`, which is added to ORPO's own loss on chosen answers, and ignored where it is not above 0."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return value
+    return max(0.0, value) + SFT_WEIGHTS.get(str(loss_of(file)), 0.0)
 
 
 def trained_layers(file: File) -> dict[str, object]:
@@ -330,8 +420,9 @@ def _replace_end(values: dict[str, Any], file: File) -> str:
 class LlamaFactory(Tool):
     """LLaMA-Factory, without its v1."""
 
-    name = "LLaMA-Factory"
+    name = NAME
     keys = _KEYS
+    chooses_loss = "stage: dpo or stage: kto"
     defaults: ClassVar[Mapping[str, Any]] = {"max_length": 2048, "long_rows": "share"}
     lora_defaults: ClassVar[Mapping[str, Any]] = {
         "lora_r": 8,
@@ -340,6 +431,13 @@ class LlamaFactory(Tool):
     }
     readers: ClassVar[Mapping[str, Reader]] = {
         "stage": _stage,
+        "pref_loss": only_of(NAME, _pref_loss),
+        "pref_ftx": only_of(NAME, _pref_ftx),
+        "ld_alpha": refused_with_loss((1, 1.0)),
+        "pref_bco_weight": refused_with_loss(),
+        **dict.fromkeys(("pref_beta", "kto_chosen_weight", "kto_rejected_weight", "ref_model"), of_loss),
+        **dict.fromkeys(("ref_model_adapters", "ref_model_quantization_bit"), _of_reference),
+        "moe_aux_loss_coef": with_loss("LLaMA-Factory adds no loss of routers to one of preferences", NAME),
         **dict.fromkeys(("freeze_trainable_layers", "freeze_trainable_modules", "freeze_extra_modules"), _frozen),
         "ignore_pad_token_for_loss": _padding,
         "create_new_adapter": lambda reading, key, value: reading.read_beside(key, value, ADAPTER),
@@ -352,6 +450,8 @@ class LlamaFactory(Tool):
         "pure_bf16": lambda value, _: True if value else None,
         "quantization_bit": lambda value, _: True if value in (4, 8) else None,
         "pissa_init": _pissa,
+        "pref_loss": lambda value, file: loss_of(file),
+        "pref_ftx": _sft_weight,
         "moe_aux_loss_coef": lambda value, _: value or None,  # the config's own value then
         "use_muon": lambda value, _: Muon.kind if value is True else None,
         "enable_thinking": lambda value, _: (
@@ -373,8 +473,18 @@ class LlamaFactory(Tool):
     def shows(self, keys: Collection[str]) -> bool:
         return "model_name_or_path" in keys and not _TELLING.isdisjoint(keys)
 
+    def loss(self, file: File) -> str | None:
+        return super().loss(file) or loss_of(file)
+
     def absent(self, values: dict[str, Any], file: File) -> dict[str, Any]:
         absent = dict(self.defaults)
+        if (loss := self.loss(file)) is not None:
+            long = "drop" if loss == REWARD else "cut"
+            absent |= {"preference": loss, "long_rows": long, "router_aux_loss_coef": 0}
+            if values.get("sft_weight") or loss in SFT_WEIGHTS:
+                absent["loss_weighting"] = "documents"
+            if _compares_without(file):
+                values["ref_model"] = values.get("model")
         if file.get("finetuning_type") is None:
             absent["method"] = "lora"
         if file.get("finetuning_type") == "freeze":
@@ -422,6 +532,20 @@ class LlamaFactory(Tool):
         if values.get("packing") in (True, "wrapped") and "packing" not in filled:
             yield f"max_length is {values['max_length']}, as packed rows are one token shorter than cutoff_len there"
         yield _replace_end(values, file)
+        if values.get("preference") == REWARD:
+            yield (
+                "the reward model is a classifier of transformers, trained without dropout, and pairs longer than "
+                "max_length are left out; LLaMA-Factory's has a head of its own with dropout, and pairs are cut"
+            )
+        elif values.get("preference") and "long_rows" in filled:
+            yield "long rows are cut at their end; LLaMA-Factory cuts prompt and answer in proportion"
+        if values.get("preference") == "kto" and values.get("per_device_train_batch_size") != 1:
+            yield (
+                "the answers that estimate KTO's divergence are those of the micro-batch's prompts, and there those of "
+                "the row before in the data"
+            )
+        if values.get("preference") and _compares_without(file):
+            yield "the reference is the model without the adapter, as there"
         if values.get("train_on") == "all" and values.get("long_rows") == "share":
             yield (
                 "with train_on_prompt long rows are cut at their end; LLaMA-Factory cuts prompt and answer in "

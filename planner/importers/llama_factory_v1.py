@@ -23,7 +23,6 @@ from planner.importers.base import (
     ONE_DEVICE,
     OWN_CODE,
     READS,
-    REWARDS,
     SAVES,
     SHAPE,
     table,
@@ -36,6 +35,7 @@ from planner.optimizers.muon import Muon
 
 V1 = "LLaMA-Factory's v1"
 _BATCHING = "batching otherwise than normal and padding_free, which have micro_batch_size rows; give one of these"
+_PREFERENCES = "learning from preferences in a file of v1's; write it as LLaMA-Factory's other files, with stage: dpo"
 _CHECKPOINT = "going on from a checkpoint of another run; a job goes on from its own by itself, leave this key out"
 
 LLAMA_FACTORY_V1 = table(
@@ -69,7 +69,7 @@ LLAMA_FACTORY_V1 = table(
         SHAPE: "lr_scheduler_config",
         "a model with another head": "model_class",
         _CHECKPOINT: "resume_from_checkpoint",
-        REWARDS: "pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha",
+        _PREFERENCES: "pref_loss pref_beta pref_ftx simpo_gamma dpo_label_smoothing ld_alpha",
     },
     fine={
         "batching_strategy": ("normal", "padding_free"),
@@ -228,13 +228,13 @@ class _File:
         return (*notes, *(f"not used: {', '.join(keys)} ({why})" for why, keys in self.unused.items()))
 
     def _is_told(self, key: str) -> bool:
-        return key not in LLAMA_FACTORY_V1 and (key in self.source.told or key in self.keys)
+        return key != "preference" and key not in LLAMA_FACTORY_V1 and (key in self.source.told or key in self.keys)
 
     def _given(self, key: str) -> Any:
         return self.source.values.get(key)
 
     def _key(self, key: str, value: object) -> None:
-        meaning = LLAMA_FACTORY_V1.get(key)
+        meaning = LLAMA_FACTORY_V1.get("pref_loss" if key == "preference" else key)
         if self._is_told(key):
             return
         if meaning is None:
@@ -243,9 +243,9 @@ class _File:
             return
         elif meaning.kind == "not there":
             what, _, instead = meaning.text.partition("; ")
-            other = "a file for it cannot be run here" if what == REWARDS else "leave this key out"
-            mistake = self.source.mistake(key, "not-there", f"{what} is not supported yet; {instead or other}")
-            (self.alone if what == REWARDS else self.mistakes).append(mistake)
+            text = f"{what} is not supported yet; {instead or 'leave this key out'}"
+            alone = self.alone if meaning.text == _PREFERENCES else self.mistakes
+            alone.append(self.source.mistake(key, "not-there", text))
         else:
             self.unused.setdefault(meaning.text, []).append(key)
 

@@ -13,12 +13,14 @@ from typing import Any
 
 from planner.importers.axolotl import AXOLOTL, settle_evaluations
 from planner.importers.axolotl_data import DATA, TEXTS, settle_learned, settle_templates
+from planner.importers.axolotl_pairs import settle_pairs
 from planner.importers.base import REPORTS, Check, File, Join, Reader, Reading, Tool, Translation
 from planner.importers.tools import ANY, PARTS, SHORT, TOOLS, meaning_of, tool_of
-from planner.importers.transformers import OWN, check_by_name, done_otherwise
+from planner.importers.transformers import OWN, check_by_name, done_otherwise, without_padding
 from planner.importers.trl import TRL, settle_dataset
 from planner.keys.lora import BEGIN, DEFAULTS, MODULES, PARAMETERS, PLUS, PLUS_EMBEDDING, WHERE
 from planner.keys.lsp import NONZEROS
+from planner.keys.preference import REWARD
 from planner.keys.source import MOST_MISTAKES, SWITCHED_OFF, Mistake, Source, shown, to_user_error
 from planner.keys.trackers import reports
 from planner.machine.this_machine import computes_bf16
@@ -77,6 +79,7 @@ def settle_data(
         values |= {key: [values[key]]} if isinstance(values.get(key), dict) else {}
     mistakes = settle_templates(values, names, source)
     mistakes += settle_dataset(values, source, folder, for_trl=tool is TRL)
+    mistakes += settle_pairs(values, names, source)
     return (
         mistakes
         + settle_learned(values, source, taken=tool.takes_learned)
@@ -147,11 +150,13 @@ def _settle(name: str, keys: list[str], reading: Reading, values: dict[str, Any]
         reading.mistakes.append(source.mistake(other, "two-names", text))
     key, value = next(iter(joined.items()))
     new = _translated(key, value, file)
+    pads = name == "special_tokens" and reading.tool.loss(file) == REWARD
+    new = without_padding(new) if name == "special_tokens" and not pads else new
     nothing = value == "" or (value is None and (reading.tool is AXOLOTL or new is None))
     ignored = reading.tool is not OWN and key not in ("adapter", NONZEROS) and nothing
     if ignored or (name == "eval_dataset" and value in SWITCHED_OFF):
         return  # as if it were not in the file
-    if why := done_otherwise(key, name, value):
+    if not pads and (why := done_otherwise(key, name, value)):
         reading.leave("pad_token" if name == "special_tokens" else f"{key}: {value}", why)
     if new is None and value is not None and key != "chat_template":
         return

@@ -60,9 +60,19 @@ PARTS = (
     "train_on_eot",
     "cosine_min_lr_ratio",
     "eot_tokens",
+    "rl",
+    "reward_model",
+    "trl",
+    "dpo_loss_type",
+    "dpo_loss_weights",
+    "pref_loss",
+    "pref_ftx",
+    "loss_type",
+    "loss_weights",
+    "label_smoothing",
 )
-"""Keys without one of offmate's: they say more about another key. `planner.importers.read.settle_data` reads those of
-the data, `planner.keys.schedules` the schedule's."""
+"""Keys without one of offmate's: they say more about another key, or say it in a form of the tool's own.
+`planner.importers.read.settle_data` reads those of the data, `planner.keys.schedules` the schedule's."""
 
 
 def _other_names() -> dict[str, tuple[str, ...]]:
@@ -87,6 +97,7 @@ SHORT = {
     "steps": "max_steps",
     "warmup": "warmup_steps",
     "wd": "weight_decay",
+    "label_smoothing": "label_smoothing_factor",
     "scheduler": "lr_scheduler_type",
     "seq_len": "max_length",
     "seq_length": "max_length",

@@ -171,10 +171,18 @@ TOKENS = ("special_tokens", "tokens")
 
 
 def tokens_of(value: object, file: File) -> object:
-    """A mapping of special tokens without that of padding, which is never learned."""
+    """A mapping of special tokens, without those that are empty."""
     if not isinstance(value, dict):
         return value
-    return {name: token for name, token in value.items() if name != "pad_token" and token} or None
+    return {name: token for name, token in value.items() if token} or None
+
+
+def without_padding(tokens: object) -> object:
+    """The special tokens of a job that is no reward model's: padding is never learned, and only the reward is where
+    padding begins."""
+    if not isinstance(tokens, dict):
+        return tokens
+    return {name: token for name, token in tokens.items() if name != "pad_token"} or None
 
 
 def _share(key: str, value: object, source: Source) -> list[Mistake]:

@@ -3,12 +3,14 @@ with those of earlier versions, and those of its trainers for preferences and re
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 from planner.data.paths import looks_local
 from planner.importers.base import (
+    GENERATES,
+    LENGTHS,
     LOSS,
     OTHER_LORA,
     OWN_CODE,
@@ -25,19 +27,49 @@ from planner.importers.base import (
     makes_adapters,
     table,
 )
+from planner.importers.preferences import (
+    FROM_DATA,
+    RPO,
+    as_listed,
+    dpo_loss,
+    of_loss,
+    of_trl,
+    only_of,
+    read_smoothing,
+    read_weights,
+    refuse_loss,
+    refused_with_loss,
+    sft_share,
+    with_loss,
+    without_loss,
+)
 from planner.importers.transformers import TRANSFORMERS
 from planner.keys.lora import PEFTS_OWN
+from planner.keys.preference import REWARD
 from planner.keys.source import SWITCHED_OFF, Mistake, Source, shown
 
 PREFERENCES = table(
+    same="desirable_weight undesirable_weight simpo_gamma center_rewards_coefficient",
+    honoured={
+        "preference_beta": "beta",
+        "preference_smoothing": "label_smoothing",
+        "sft_weight": "cpo_alpha loss_weights",
+    },
+    unused={
+        FROM_DATA: "precompute_ref_log_probs precompute_ref_batch_size",
+        GENERATES: "generate_during_eval",
+        READS: "padding_value label_pad_token_id is_encoder_decoder",
+        "it belongs to the loss discopop, which is not there": "discopop_tau",
+    },
     not_there={
+        LOSS: "use_weighting f_divergence_type",
+        LENGTHS: "ld_alpha",
+        RPO: "rpo_alpha",
+        "another reference": "sync_ref_model ref_model_init_kwargs ref_adapter_name model_adapter_name reference_free",
+        "dropout with preferences": "disable_dropout",
+        "cutting prompts or answers apart from their row": "max_prompt_length max_completion_length",
         REWARDS: """
-            reward_funcs reward_model_path max_prompt_length max_completion_length num_generations
-            beta label_smoothing loss_weights use_weighting ld_alpha discopop_tau f_divergence_type
-            f_alpha_divergence_coef precompute_ref_log_probs precompute_ref_batch_size sync_ref_model
-            ref_model_mixup_alpha ref_model_sync_steps ref_model_init_kwargs ref_adapter_name model_adapter_name
-            reference_free rpo_alpha generate_during_eval desirable_weight undesirable_weight
-            center_rewards_coefficient disable_dropout
+            reward_funcs reward_model_path num_generations
             num_generations_eval num_iterations steps_per_generation generation_batch_size generation_kwargs
             temperature top_p top_k min_p repetition_penalty epsilon epsilon_high delta entropy_coef
             entropy_coef_delta entropy_coef_max entropy_coef_min entropy_target use_adaptive_entropy
@@ -54,6 +86,11 @@ PREFERENCES = table(
             vllm_structured_outputs_regex vllm_tensor_parallel_size
         """,
     },
+    parts={
+        "f_divergence_type": "f_alpha_divergence_coef",
+        "sync_ref_model": "ref_model_mixup_alpha ref_model_sync_steps",
+    },
+    fine={"f_divergence_type": ("reverse_kl",), "ld_alpha": (1, 1.0), "disable_dropout": (True,)},
 )
 """Keys of `DPOConfig`, `KTOConfig`, `GRPOConfig`, `RLOOConfig` and `RewardConfig` alone. In a file that is not
 recognized as TRL's some of them would be typing mistakes."""
@@ -68,6 +105,7 @@ _KEYS = (
         chat_template_kwargs
     """,
         honoured={
+            "preference": "loss_type",
             "model": "model_name_or_path",
             "dataset": "dataset_name datasets dataset_config dataset_train_split dataset_text_field",
             "chat_template": "chat_template_path",
@@ -95,7 +133,6 @@ _KEYS = (
             "loading the model in another way": "model_init_kwargs",
             "preparing the data in another way": "dataset_kwargs",
             "cutting long rows at their beginning": "truncation_mode",
-            LOSS: "loss_type",
             OTHER_LORA: "lora_task_type",
             "another choice of special tokens around a text": "add_special_tokens",
         },
@@ -105,7 +142,6 @@ _KEYS = (
         },
         fine={
             "truncation_mode": ("keep_start",),
-            "loss_type": ("nll", "chunked_nll"),
             "lora_task_type": ("CAUSAL_LM",),
             "dataset_kwargs": ({"skip_prepare_dataset": False},),
         },
@@ -116,6 +152,14 @@ _DATA_KEYS = {"dataset_config": "name", "dataset_train_split": "split", "dataset
 """Keys about the one dataset of a file -> those of an entry."""
 _DTYPES = {"bfloat16": "bfloat16", "bf16": "bfloat16", "float32": "float32", "fp32": "float32"}
 _STRATEGIES = ("bfd", "wrapped")
+_OF_KTO = ("desirable_weight", "undesirable_weight")
+_OF_CPO = ("cpo_alpha", "simpo_gamma")
+_OF_DPO = ("loss_weights", "ld_alpha", "f_divergence_type", "use_weighting", "discopop_tau", "rpo_alpha")
+"""Keys of one of TRL's trainers alone."""
+_CENTER, _TASK, _CLASSIFIER = "center_rewards_coefficient", "lora_task_type", "SEQ_CLS"
+"""Keys, and a value of the second one, by which a file is for TRL's RewardTrainer."""
+_LIKELIHOODS = ("nll", "chunked_nll")
+"""Values of `loss_type` with which a trainer for supervised fine-tuning has its usual loss."""
 
 
 def settle_dataset(values: dict[str, Any], source: Source, folder: Path, *, for_trl: bool) -> list[Mistake]:
@@ -179,13 +223,118 @@ def _uncut(reading: Reading, key: str, value: object) -> None:
         reading.read_as_table(key, value)
 
 
+def loss_of(file: File) -> str | None:
+    """The value of `preference` that the keys of one of TRL's trainers mean, None where none is meant, another loss, or
+    no certain one. TRL's files do not name their trainer."""
+    named = file.get("loss_type")
+    if named == "kto" or (named is None and any(file.get(key) is not None for key in _OF_KTO)):
+        return "kto"
+    if named == "simpo" or (named in (None, "sigmoid") and any(file.get(key) is not None for key in _OF_CPO)):
+        return "simpo" if named == "simpo" else "cpo"
+    shown_by_others = [key for key in (*_OF_KTO, *_OF_CPO) if file.get(key) is not None]
+    if shown_by_others or (named in SWITCHED_OFF and all(file.get(key) in SWITCHED_OFF for key in _OF_DPO)):
+        rewards = file.get(_CENTER) is not None or file.get(_TASK) == _CLASSIFIER
+        return REWARD if rewards and not shown_by_others else None
+    return dpo_loss(named)
+
+
+def _loss_type(reading: Reading, key: str, value: object) -> None:
+    """`loss_type`, which trainers for supervised fine-tuning have, too."""
+    if value in SWITCHED_OFF or value in _LIKELIHOODS:
+        return
+    file, loss = reading.file, loss_of(reading.file) if reading.tool is TRL else None
+    if reading.tool is not TRL and (own := dpo_loss(value)) is not None and not isinstance(value, list):
+        reading.refuse(key, f"it is a key of TRL's; give preference: {own} in its place")
+    elif reading.tool is not TRL or str(value) == "dft":
+        reading.refuse(key, f"{LOSS} is not supported yet; leave this key out")
+    elif loss is None:
+        refuse_loss(reading, key, value)
+    elif loss != (own := reading.tool.loss(file)) and {loss, own} != {"dpo", "cpo"}:
+        text = f"it is {shown(value)}, and preference is {own}; keep one of them"
+        reading.mistakes.append(reading.source.mistake(key, "two-names", text))
+    else:
+        reading.take(key, "preference")
+        if file.get("loss_weights") in SWITCHED_OFF:
+            read_weights(reading, key, value, [1.0] * len(as_listed(value)))
+
+
+def _loss_weights(reading: Reading, key: str, value: object) -> None:
+    if value in SWITCHED_OFF:
+        return
+    if reading.tool.loss(reading.file) is None:
+        without_loss(reading, key)
+    else:
+        read_weights(reading, key, reading.file.get("loss_type"), value)
+
+
+def _smoothing(reading: Reading, key: str, value: object) -> None:
+    (read_smoothing if reading.tool is TRL else of_loss)(reading, key, value)
+
+
+def _telling(reading: Reading, key: str, value: object) -> None:
+    """A key without effect that shows that a file of TRL's learns from preferences."""
+    if reading.tool is TRL and reading.tool.loss(reading.file) is None and value not in SWITCHED_OFF:
+        without_loss(reading, key)
+    else:
+        reading.read_as_table(key, value)
+
+
+def _dropout(reading: Reading, key: str, value: object) -> None:
+    if value is not None and reading.tool is TRL and reading.tool.loss(reading.file) is None:
+        without_loss(reading, key)
+    elif value is False and reading.tool.loss(reading.file) is not None:
+        reading.refuse(
+            key, "it is false; dropout beside a loss of preferences is not supported yet; leave this key out"
+        )
+
+
+def _task(reading: Reading, key: str, value: object) -> None:
+    """peft's kind of task, by which a reward model's head is trained beside the adapters."""
+    if reading.tool is not TRL or reading.tool.loss(reading.file) != REWARD:
+        reading.read_as_table(key, value)
+    elif value not in (_CLASSIFIER, *SWITCHED_OFF):
+        text = f"it is {shown(value)}, with which peft does not train the head of a reward model; give {_CLASSIFIER}"
+        reading.mistakes.append(reading.source.mistake(key, "not-there", text))
+
+
+def _peft(reading: Reading, key: str, value: object) -> None:
+    file = reading.file
+    if value is True and reading.tool is TRL and reading.tool.loss(file) == REWARD and file.get(_TASK) in SWITCHED_OFF:
+        text = (
+            f"TRL's default {_TASK} is CAUSAL_LM, with which peft does not train the head of a reward model; add "
+            f"{_TASK}: {_CLASSIFIER}"
+        )
+        reading.mistakes.append(reading.source.mistake(key, "not-there", text))
+    else:
+        reading.read_as_table(key, value)
+
+
+def _padding(reading: Reading, key: str, value: object) -> None:
+    if value is not None and reading.tool.loss(reading.file) == REWARD:
+        text = f"the reward is that of the last token before it; give special_tokens: {{pad_token: {shown(value)}}}"
+        reading.mistakes.append(reading.source.mistake(key, "not-there", f"{text} in its place"))
+    else:
+        reading.read_as_table(key, value)
+
+
+def _order(reading: Reading, key: str, value: object) -> None:
+    if value == "sequential" and reading.tool is TRL and reading.tool.loss(reading.file) == "kto":
+        reading.leave(key, "rows come in a random order")
+    else:
+        reading.read_as_table(key, value)
+
+
+def _preference(file: File) -> str | None:
+    return Trl().loss(file)
+
+
 def _switch(yes: object, no: object) -> Translation:
     """Translates true and false, and leaves all else."""
     return lambda value, _: (yes if value else no) if isinstance(value, bool) else value
 
 
 class Trl(Tool):
-    """TRL's `SFTTrainer`."""
+    """TRL's `SFTTrainer`, `DPOTrainer`, `KTOTrainer`, `ORPOTrainer`, `CPOTrainer` and `RewardTrainer`."""
 
     name = "TRL"
     keys = _KEYS
@@ -202,7 +351,23 @@ class Trl(Tool):
         "lora_dropout": 0.05,
         "lora_target_modules": PEFTS_OWN,
     }
-    readers: ClassVar[Mapping[str, Reader]] = {"max_length": _uncut}
+    readers: ClassVar[Mapping[str, Reader]] = {
+        "max_length": _uncut,
+        "loss_type": _loss_type,
+        "loss_weights": only_of(name, _loss_weights),
+        "label_smoothing": only_of(name, _smoothing),
+        "use_weighting": refused_with_loss(),
+        "disable_dropout": _dropout,
+        _TASK: _task,
+        "use_peft": _peft,
+        "pad_token": _padding,
+        "train_sampling_strategy": _order,
+        "beta": of_loss,
+        **dict.fromkeys(("precompute_ref_log_probs", "precompute_ref_batch_size", "generate_during_eval"), _telling),
+        **dict.fromkeys(
+            ("assistant_only_loss", "completion_only_loss"), with_loss("TRL scores the answers alone", name)
+        ),
+    }
     translations: ClassVar[Mapping[str, Translation]] = {
         "use_peft": _switch("lora", "full"),
         "assistant_only_loss": _switch("answers", "pairs"),
@@ -210,6 +375,7 @@ class Trl(Tool):
         **dict.fromkeys(
             ("dtype", "torch_dtype"), lambda value, _: True if str(value) in ("bfloat16", "bf16") else None
         ),
+        "loss_type": lambda _, file: _preference(file),
         "packing_strategy": lambda *_: None,  # it has no effect without packing
         "eos_token": lambda value, _: {"eos_token": value} if value else None,
     }
@@ -224,8 +390,20 @@ class Trl(Tool):
     def shows(self, keys: Collection[str]) -> bool:
         return "model_name_or_path" in keys
 
+    def differences(self, values: dict[str, Any], filled: Collection[str], file: File) -> Iterator[str]:
+        if values.get("preference") == "kto":
+            yield "rows come in a random order, under seed, and in TRL's KTO in the order of the data"
+
+    def loss(self, file: File) -> str | None:
+        return super().loss(file) or loss_of(file)
+
     def absent(self, values: dict[str, Any], file: File) -> dict[str, Any]:
         absent = dict(self.defaults)
+        if (loss := self.loss(file)) is not None:
+            rate = 1e-4 if loss == REWARD else 1e-6
+            absent = {"learning_rate": rate, "bf16": "auto", "preference": loss, **of_trl(loss, values)}
+            share = sft_share(file.get("loss_type"), file.get("loss_weights"))
+            absent |= {} if share is None else {"sft_weight": share}
         if makes_adapters(values):
             absent |= self.lora_defaults
             if values.get("lora_target_parameters") not in SWITCHED_OFF:

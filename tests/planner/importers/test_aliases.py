@@ -52,7 +52,17 @@ VALUES = {
     "router_aux_loss_coef": "0.01",
     "trainable": "[lm_head]",
     "deterministic": "true",
+    "preference_beta": "0.2",
+    "preference_smoothing": "0.1",
+    "sft_weight": "0.5",
+    "desirable_weight": "2.0",
+    "undesirable_weight": "2.0",
 }
+LOSSES = {
+    **dict.fromkeys(("preference_beta", "preference_smoothing", "sft_weight"), "dpo"),
+    **dict.fromkeys(("desirable_weight", "undesirable_weight"), "kto"),
+}
+"""Key -> a loss that has it."""
 
 
 SPELLED_OTHERWISE = {
@@ -99,6 +109,7 @@ def test_an_alias_means_its_canonical_key(alias: str, folder: Path) -> None:
     key = CANONICAL[alias]
     base = {"model": "tiny", "dataset": "text.jsonl"}
     base.pop(key, None)
+    base |= {"preference": LOSSES[key]} if key in LOSSES else {}
     lines = [f"{name}: {value}" for name, value in base.items()]
     assert Job.parse("\n".join([*lines, f"{alias}: {VALUES[key]}"]), folder) == Job.parse(
         "\n".join([*lines, f"{key}: {VALUES[key]}"]), folder

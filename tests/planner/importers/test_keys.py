@@ -123,8 +123,9 @@ def test_a_key_with_another_name_is_not_unknown(tool: str, key: str, folder: Pat
 
 def test_a_file_about_something_else_altogether_gets_one_line(folder: Path) -> None:
     for lines in (
-        "base_model: tiny\nrl: dpo\nrl_beta: 0.1\ndatasets: [{path: gone.jsonl, type: chatml.intel}]\nuse_pose: true\n",
-        "model_name_or_path: tiny\nstage: dpo\npref_beta: 0.1\npref_loss: simpo\ndataset: gone\nadd_tokens: a\n",
+        "base_model: tiny\nrl: grpo\nrl_beta: 0.1\ndatasets: [{path: gone.jsonl, type: chatml.intel}]\nuse_pose: 1\n",
+        "model_name_or_path: tiny\nstage: ppo\npref_beta: 0.1\npref_loss: simpo\ndataset: gone\nadd_tokens: a\n",
+        "model_name_or_path: tiny\ndataset_name: gone\nbeta: 0.1\nloss_type: exo_pair\nlabel_smoothing: 0.1\n",
     ):
         with pytest.raises(UserError) as refused:
             Job.parse(lines, folder)
@@ -136,7 +137,8 @@ def test_a_file_about_something_else_altogether_gets_one_line(folder: Path) -> N
     [
         ("sfft", 'it is "sfft"; did you mean sft?'),
         ("SFT", 'it is "SFT"; did you mean sft?'),
-        ("orpo", 'it is "orpo"; offmate trains on texts and conversations; give sft or pt, or leave this key out'),
+        ("orpo", 'it is "orpo"; give sft, pt, dpo or kto'),
+        ("DPO", 'it is "DPO"; did you mean dpo?'),
     ],
 )
 def test_a_misspelled_stage_hides_no_other_mistake(stage: str, told: str, folder: Path) -> None:

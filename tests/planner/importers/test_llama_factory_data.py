@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planner.data.records import conversation
+from planner.importers.llama_factory_records import Conversation, LeftOut, Pair, Turn, read_pair
 from planner.job.schema import Job
 from tests.planner.data.test_entry import AXOLOTL, LLAMA_FACTORY, entry, one_line
 from tests.support.texts import write_jsonl
@@ -27,6 +29,24 @@ INFO = {
     "numbered": {"hf_hub_url": "owner/set", "folder": 3},
     "text": {"file_name": "texts.jsonl", "columns": {"prompt": "body"}},
     "prefer": {"file_name": "plain.json", "ranking": True},
+    "ranked": {
+        "file_name": "plain.json",
+        "ranking": True,
+        "columns": {"prompt": "q", "query": "more", "chosen": "good", "rejected": "bad", "history": "h"},
+    },
+    "ranked talks": {
+        "file_name": "talks.jsonl",
+        "ranking": True,
+        "formatting": "sharegpt",
+        "columns": {"messages": "turns", "chosen": "good", "rejected": "bad"},
+    },
+    "tagged": {"file_name": "plain.json", "columns": {"prompt": "q", "response": "a", "kto_tag": "fine"}},
+    "tagged talks": {
+        "file_name": "talks.jsonl",
+        "formatting": "openai",
+        "columns": {"messages": "messages", "kto_tag": "fine"},
+    },
+    "both": {"file_name": "plain.json", "ranking": True, "columns": {"chosen": "a", "rejected": "b", "kto_tag": "c"}},
     "seen": {"file_name": "plain.json", "columns": {"images": "images"}},
     "drawn": {"file_name": "plain.json", "num_samples": 10},
     "called": {"file_name": "plain.json", "columns": {"tools": "tools"}},
@@ -73,6 +93,87 @@ def test_llama_factorys_columns_that_are_not_named_are_not_there(data: Path) -> 
     assert talks.mapped(record) == {"messages": [message]} and talks.names(tuple(record)) == ("messages",)
 
 
+def test_ranked_and_tagged_data_are_pairs_and_answers_with_a_label(data: Path) -> None:
+    names = "[ranked, ranked talks, tagged, tagged talks]"
+    ranked, talks, tagged, tagged_talks = Job.parse(f"{LLAMA_FACTORY}dataset: {names}\n", data).data
+    assert [entry.kind for entry in (ranked, talks, tagged, tagged_talks)] == ["preference"] * 2 + ["unpaired"] * 2
+    instruction = {"q": "a", "more": "b", "good": "c", "bad": "d", "h": [["e", "f"]], "output": "no", "system": "no"}
+    names = ["chosen", "history", "input", "instruction", "output", "rejected"]
+    assert sorted(ranked.names(tuple(instruction))) == names
+    asked = (Turn(role="user", content="e"), Turn(role="assistant", content="f"), Turn(role="user", content="a\nb"))
+    answers = {"chosen": Turn(role="assistant", content="c"), "rejected": Turn(role="assistant", content="d")}
+    pair = Pair(conversation=Conversation(turns=asked), **answers)
+    assert read_pair("preference", ranked.mapped(instruction), "alpaca") == pair
+    said = {"turns": [{"from": "system", "value": "S"}, {"from": "human", "value": "a"}]}
+    said |= {"good": {"from": "gpt", "value": "c"}, "bad": {"from": "function_call", "value": "d"}}
+    pair = Pair(
+        conversation=Conversation(turns=(Turn(role="user", content="a"),), system="S"),
+        chosen=Turn(role="assistant", content="c"),
+        rejected=Turn(role="calls", content="d"),
+    )
+    assert read_pair("preference", talks.mapped(said), "sharegpt") == pair
+    found = read_pair("unpaired", tagged.mapped({"q": "a", "a": "b", "fine": False}), "alpaca")
+    assert found == Pair(
+        conversation=Conversation(turns=(Turn(role="user", content="a"),)), rejected=Turn(role="assistant", content="b")
+    )
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    found = read_pair("unpaired", tagged_talks.mapped({"messages": turns, "fine": True}), "openai")
+    assert isinstance(found, Pair) and found.chosen == Turn(role="assistant", content="b") and found.rejected is None
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "words"),
+    [
+        ("ranked", {"q": "a", "good": "c", "bad": None}, "their chosen and rejected answers are not both there"),
+        ("ranked talks", {"turns": [], "good": {}, "bad": {}}, "the user or a tool does not have the last word"),
+        ("ranked talks", {"turns": "ua", "good": {}, "bad": {}}, "the user or a tool does not have the last word"),
+        ("ranked talks", {"turns": "uu", "good": {}, "bad": {}}, "the user and the assistant do not speak in turn"),
+        (
+            "ranked talks",
+            {"turns": "u", "good": "c", "bad": "d"},
+            "their chosen and rejected answers are not both there",
+        ),
+        ("tagged", {"q": "a", "a": "b", "fine": "yes"}, "their label is not true or false"),
+        (
+            "tagged talks",
+            {"messages": [], "fine": True},
+            "their turns are not in pairs of the user's and the assistant's",
+        ),
+    ],
+)
+def test_records_that_llama_factory_leaves_out_are_left_out(
+    name: str, record: dict[str, Any], words: str, data: Path
+) -> None:
+    (entry,) = Job.parse(f"{LLAMA_FACTORY}dataset: [{name}]\n", data).data
+    if isinstance(turns := record.get("turns"), str):
+        record["turns"] = [{"from": {"u": "human", "a": "gpt"}[who], "value": "x"} for who in turns]
+    assert entry.formatting is not None and (entry.kind == "preference" or entry.kind == "unpaired")
+    found = read_pair(entry.kind, entry.mapped(record), entry.formatting)
+    assert isinstance(found, LeftOut) and words in found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "words"),
+    [
+        ("ranked", {"q": "a", "good": "c", "bad": ""}, 'an answer is text, and not empty; this is ""'),
+        ("ranked", {"q": 3, "good": "c", "bad": "d"}, "column instruction is text, this is 3"),
+        ("ranked talks", {"good": {"from": "human", "value": "c"}}, "an answer is the assistant's, this is"),
+        ("ranked talks", {"good": {"from": "bot", "value": "c"}}, "an answer is the assistant's, this is"),
+        ("tagged", {"q": "a", "a": None, "fine": True}, "an answer is text, and not empty; this is "),
+    ],
+)
+def test_records_at_which_llama_factory_fails_are_broken(
+    name: str, record: dict[str, Any], words: str, data: Path
+) -> None:
+    (entry,) = Job.parse(f"{LLAMA_FACTORY}dataset: [{name}]\n", data).data
+    if name == "ranked talks":
+        record = {"turns": [{"from": "human", "value": "a"}], "bad": {"from": "gpt", "value": "d"}, **record}
+    assert entry.formatting is not None and (entry.kind == "preference" or entry.kind == "unpaired")
+    with pytest.raises(ValueError) as refused:
+        read_pair(entry.kind, entry.mapped(record), entry.formatting)
+    assert words in str(refused.value)
+
+
 def test_llama_factorys_data_may_lie_above_the_file(data: Path) -> None:
     (below := data / "examples" / "train_lora").mkdir(parents=True)
     text = LLAMA_FACTORY.replace("tiny", str(data / "tiny")) + "dataset: plain\n"
@@ -99,7 +200,8 @@ def test_pretraining_learns_the_column_of_prompts(data: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("prefer", "prefer is data of preferences; offmate trains on texts and conversations"),
+        ("prefer", "prefer has ranking: true and names no column chosen; add it to its columns"),
+        ("both", "both has ranking and a kto_tag; leave out the one that is not meant"),
         ("seen", "seen has images; offmate trains on texts and conversations"),
         ("drawn", "drawn has num_samples, which draws a part of it"),
         ("lost", "there is no dataset at "),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import UserError
+from planner.importers.base import REWARDS
 from planner.job.schema import Job
 
 START = {
@@ -20,7 +21,7 @@ START = {
     "TRL alone": "model_name_or_path: model\n",
 }
 
-OTHER = "training by preferences or rewards is not supported yet; a file for it cannot be run here"
+OTHER = f"{REWARDS} is not supported yet; a file for it cannot be run here"
 LEAVE_OUT = "is not supported yet; leave this key out"
 OPTIMIZER = (
     'optimizer: it is "{}"; it must be adamw_torch_fused, adamw_torch, adamw_8bit or muon; their states need no GPU '
@@ -77,11 +78,7 @@ def place(folder: Path) -> Path:
         *(
             ("TRL", f"{key}: {value}", [f"{key}: {OTHER}"])
             for key, value in (
-                ("precompute_ref_log_probs", "true"),
-                ("center_rewards_coefficient", 0.01),
-                ("desirable_weight", 1.0),
                 ("use_vllm", "true"),
-                ("max_prompt_length", 512),
                 ("temperature", 0.7),
             )
         ),
