@@ -17,6 +17,16 @@ _GAUGES = {
     "offmate_job_steps": ("Steps it will have.", ("progress", "total_steps")),
     "offmate_job_loss": ("Its last training loss.", ("progress", "loss")),
     "offmate_job_eval_loss": ("Its last evaluation loss.", ("progress", "eval_loss")),
+    "offmate_job_rewards_margins": ("The last step's mean margin of rewards.", ("progress", "rewards_margins")),
+    "offmate_job_rewards_accuracies": (
+        "The share of the last step's pairs whose chosen answer had the greater reward.",
+        ("progress", "rewards_accuracies"),
+    ),
+    "offmate_job_eval_rewards_margins": ("The last evaluation's mean margin.", ("progress", "eval_rewards_margins")),
+    "offmate_job_eval_rewards_accuracies": (
+        "The last evaluation's share of such pairs.",
+        ("progress", "eval_rewards_accuracies"),
+    ),
     "offmate_job_remaining_seconds": ("Seconds until its end, as it looks now.", ("progress", "eta_s")),
     "offmate_job_step_seconds": ("Seconds a step takes.", ("measured", "step_s")),
     "offmate_job_predicted_step_seconds": ("Seconds a step was to take.", ("predicted", "step_s")),

@@ -10,6 +10,7 @@ from offmated.api.views import job_view
 from offmated.jobs import listing
 from offmated.jobs.states import TAKEN_FROM, JobState
 from offmated.jobs.store import Store
+from planner.run.events import pair_words
 from planner.units import counted, format_seconds
 
 Json = dict[str, Any]
@@ -59,9 +60,9 @@ def _over(job: Json) -> str:
 def _figures(job: Json) -> Iterator[str]:
     progress, measured_s, planned_s = job["progress"], job["measured"]["step_s"], job["predicted"]["step_s"]
     if progress:
-        for name, value in (("loss", progress["loss"]), ("evaluation", progress["eval_loss"])):
+        for name, value, prefix in (("loss", progress["loss"], ""), ("evaluation", progress["eval_loss"], "eval_")):
             if value is not None:
-                yield f"{name} {value:.3f}"
+                yield ", ".join((f"{name} {value:.3f}", *pair_words(progress, prefix)))
     if measured_s is not None:
         planned = f", planned {format_seconds(planned_s)}" if planned_s is not None else ""
         steps = f"{counted(progress['total_steps'], 'step')} of" if progress else "a step took"
@@ -88,8 +89,8 @@ def _progress(job: Json) -> str:
     progress = job["progress"]
     if not progress:
         return ""
-    loss = "" if progress["loss"] is None else f", loss {progress['loss']:.3f}"
-    return f", step {progress['step']} of {progress['total_steps']}{loss}"
+    loss = () if progress["loss"] is None else (f"loss {progress['loss']:.3f}", *pair_words(progress))
+    return ", ".join(("", f"step {progress['step']} of {progress['total_steps']}", *loss))
 
 
 def _until(job: Json) -> str:

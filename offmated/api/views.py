@@ -18,14 +18,16 @@ from offmated.jobs.room import waiting_words
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
+from planner.run.events import PAIR_FIGURES
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from planner.run.step_times import StepTimes
-from planner.units import format_seconds
+from planner.units import format_seconds, printable
 
 Json = dict[str, Any]
 
 _errors = RepeatedErrors()
+_RECENT_LINES = 20
 
 _ROW_FIELDS = (
     "id",
@@ -58,7 +60,8 @@ def job_view(job: Listed) -> Json:
     place                its place among the jobs that are not over, from 1; null when it is over
     predicted, measured  {"step_s", "gpu_peak_bytes"}, each null when not known; both `step_s` are medians of the same
                          steps, measured["steps"] is their number (see `planner.run.step_times`)
-    progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null
+    progress             {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"} or null; with preferences also
+                         those of the last step and evaluation that are in `planner.run.events.PAIR_FIGURES`
     standing             its state in a word or two for people, or what keeps it in that state, like "paused";
                          `reason` may begin with the same word
     settings             the settings of --set that override its file, each "KEY=VALUE"
@@ -83,7 +86,8 @@ def job_view(job: Listed) -> Json:
         steps = steps_of(run)
         if steps.progress is not None and _is_starting(row):  # only the step from which it goes on is known yet
             behind = {"step": row.history[-1]["from_step"] or 0, "loss": None, "step_s": None}
-            steps = replace(steps, progress=steps.progress | behind)
+            known = {name: value for name, value in steps.progress.items() if name not in PAIR_FIGURES}
+            steps = replace(steps, progress=known | behind)
         return view | _figures(row, steps, plan_of(run))
     return view | _figures(row, NO_STEPS, None)
 
@@ -145,7 +149,9 @@ def _reason(job: Listed) -> str:
     if _is_left_alone(row):
         return "its process has ended; it goes on once the database has taken that"
     if row.state in TAKEN_FROM:
-        return _STOPS[row.stop_reason] if row.stop_reason is not None else _asks(row) or _again(row)
+        if row.stop_reason is not None:
+            return _STOPS[row.stop_reason]
+        return _asks(row) or "; ".join(filter(None, (_scoring(row), _again(row))))
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     return "; ".join(filter(None, (_kept(job) or f"goes to the {worker} next", _again(row))))
 
@@ -213,11 +219,30 @@ def _room(row: JobRow) -> str:
 
 def _is_starting(row: JobRow) -> bool:
     """Whether a job is in a later attempt whose trainer is still loading, and has not begun to go on."""
-    if row.state is not JobState.RUNNING or row.attempts < 2 or not row.history:
+    return row.attempts >= 2 and _is_silent(row)
+
+
+def _is_silent(row: JobRow) -> bool:
+    """Whether a running job's trainer has written no event yet in this attempt."""
+    if row.state is not JobState.RUNNING or not row.history:
         return False
     with suppress(OSError, TypeError):  # a damaged row, too
         return bool(RunFolder(Path(row.run_dir)).metrics_end() <= row.history[-1]["metrics_from"])
     return False
+
+
+def _scoring(row: JobRow) -> str:
+    """How far the reference model is with its scores of the answers, which come before the first event and may take
+    hours: the trainer's last words on it, like "reference: 120 of 900 rows, 4 min left"; "" for other jobs."""
+    if _is_silent(row):
+        with suppress(OSError):
+            for line in reversed(RunFolder(Path(row.run_dir)).tail_of_log(_RECENT_LINES)):
+                _, _, said = line.partition(" ")  # the time comes first
+                if said.startswith("reference: "):
+                    return printable(said)
+                if line.startswith("[offmate]"):  # what is above it is of an earlier attempt, or the planner's
+                    break
+    return ""
 
 
 def _again(row: JobRow) -> str:

@@ -18,9 +18,9 @@ from offmated.cli.output import console, say
 from offmated.jobs.figures import why_replaced
 from offmated.jobs.states import FINAL, JobState
 from planner.errors import Exit, UserError
-from planner.run.events import Piece
+from planner.run.events import Piece, pair_words
 from planner.run.folder import RunFolder
-from planner.units import counted
+from planner.units import counted, format_seconds
 
 POLL_S = 0.5
 LINE_EVERY_S = 10.0
@@ -36,8 +36,8 @@ def is_over(job: dict[str, Any]) -> bool:
 
 def is_rehearsed(job: dict[str, Any]) -> bool:
     """Whether `submit` need not follow a new job further: it has shown that it runs, or it waits for something, or it
-    is over."""
-    return is_over(job) or job["kept"] or job_view.first_steps_done(job)
+    is over. A job whose reference model scores all answers first, for longer than a few seconds, is not waited for."""
+    return is_over(job) or job["kept"] or job_view.first_steps_done(job) or bool(job_view.scoring(job))
 
 
 def follow(
@@ -63,7 +63,8 @@ def follow(
                     continue
                 if until(job):
                     return job
-                line.update(" ".join(filter(None, (job["standing"], job_view.progress(job), job_view.remaining(job)))))
+                parts = (job["standing"], job_view.progress(job), job_view.remaining(job), job_view.scoring(job))
+                line.update(" ".join(filter(None, parts)))
                 time.sleep(POLL_S)
     except KeyboardInterrupt:
         screen.print(f"Job {job_id} goes on without you.  offmate logs -f {job_id} · offmate cancel {job_id}")
@@ -233,6 +234,7 @@ class News:
             answer = self._client.plan(job["id"])
             if answer is not None:
                 self._screen.print(job_view.plan(answer))
+        self._tell_scoring(job)
         self._tell_evaluations(job)
         self._tell_loss(job)
         if over:
@@ -243,6 +245,11 @@ class News:
             self._state = job["state"]
             self._screen.print(f"{job['standing']}  {job_view.reason(job)}".rstrip())
 
+    def _tell_scoring(self, job: dict[str, Any]) -> None:
+        if (text := job_view.scoring(job)) and time.monotonic() >= self._line_due:
+            self._line_due = time.monotonic() + LINE_EVERY_S
+            self._screen.print(text)
+
     def _tell_evaluations(self, job: dict[str, Any]) -> None:
         if job["progress"] is None:
             return
@@ -250,9 +257,13 @@ class News:
             where = f"step {event.get('step')} of {job['progress']['total_steps']}"
             if event["event"] == "rehearsed":
                 self._screen.print(f"tried before the first step: {event['tried']}")
+            if event["event"] == "reference":
+                took = "" if event.get("seconds") is None else f" in {format_seconds(event['seconds'])}"
+                self._screen.print(f"reference: {counted(event['rows'], 'row')} scored{took}")
             if event["event"] == "eval":
                 loss = event.get("eval_loss")
-                self._screen.print(f"{where}, eval loss {'not a number' if loss is None else f'{loss:.3f}'}")
+                told = f"eval loss {'not a number' if loss is None else f'{loss:.3f}'}"
+                self._screen.print(", ".join((where, told, *pair_words(event, "eval_"))))
             if event["event"] == "sample":
                 self._screen.print(f"{where}, sample: {event['prompt']} ⟦{event['text']}⟧")
 
@@ -272,7 +283,7 @@ class News:
         if over or time.monotonic() >= self._line_due:
             self._step = progress["step"]
             self._line_due = time.monotonic() + LINE_EVERY_S
-            remaining = f", {job_view.remaining(job)} left" if job_view.remaining(job) else ""
-            self._screen.print(
-                f"step {progress['step']} of {progress['total_steps']}, loss {progress['loss']:.3f}{remaining}"
-            )
+            where = f"step {progress['step']} of {progress['total_steps']}"
+            told = (f"loss {progress['loss']:.3f}", *pair_words(progress))
+            remaining = (f"{job_view.remaining(job)} left",) if job_view.remaining(job) else ()
+            self._screen.print(", ".join((where, *told, *remaining)))

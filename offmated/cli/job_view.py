@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,11 +15,13 @@ from offmated.cli.output import coloured, pairs, shorten, table
 from offmated.cli.plan_view import plan_rows
 from offmated.jobs.states import FINAL, Hold, JobState
 from planner.errors import Exit, UserError
+from planner.run.events import pair_words
 from planner.run.folder import RunFolder
 from planner.units import counted, format_bytes, format_bytes_down, format_seconds
 
 Json = dict[str, Any]
 SHOWN_SETTING = 40  # characters of each setting in a list
+_SCORING = re.compile(r"reference: \d+ of \d+ rows, [^;]* left")
 FIRST_STEPS = 10
 """After so many steps a new job has shown that it runs."""
 
@@ -59,6 +62,8 @@ def rehearsed(job: Json) -> RenderableType:
         return f"{name} is queued and {job['reason']}"
     if job["kept"]:
         return f"{name} is queued and starts by itself later: {job['reason']}.  offmate logs -f {number}"
+    if text := scoring(job):
+        return f"{name} scores its answers before the first step; {text}. It goes on.  offmate logs -f {number}"
     took = job["progress"]["step_s"]
     each = f", {format_seconds(took)} each" if took else ""
     by = f" and is {' '.join(_when(job))}" if expected(job) else ""
@@ -151,10 +156,17 @@ def progress(job: Json) -> str:
     if not figures:
         return ""
     text = f"{figures['step']}/{figures['total_steps']} {100 * figures['step'] // figures['total_steps']}%"
-    for name, value in (("loss", figures["loss"]), ("eval", figures["eval_loss"])):
+    for name, value, prefix in (("loss", figures["loss"], ""), ("eval", figures["eval_loss"], "eval_")):
         if value is not None:
-            text += f" {name} {value:.3f}"
+            text = " ".join((text, f"{name} {value:.3f}", *pair_words(figures, prefix)))
     return text
+
+
+def scoring(job: Json) -> str:
+    """How far the reference model is with its scores, before the first step: a text like "reference: 120 of 900 rows, 4
+    min left", or ""."""
+    found = _SCORING.match(job["reason"])
+    return found.group() if found else ""
 
 
 def remaining(job: Json) -> str:

@@ -34,6 +34,7 @@ def _rows(plan: Plan, answer: dict[str, Any]) -> list[tuple[str, str | Text]]:
         *(("", text) for text in _compared(answer)),
         *((("", answer["planned_for"]),) if "planned_for" in answer else ()),
         ("step", f"{format_seconds(plan.step_s)} predicted for full rows"),
+        *((("", answer["reference"]),) if answer.get("reference") else ()),
         *((("", quality(plan)),) if plan.bound_s > 0 or plan.lp_step_s > 0 else ()),
         ("GPU memory", f"peak {format_part(plan.gpu_peak_bytes, plan.gpu_budget_bytes)}, with full rows"),
         ("host memory", f"peak {format_part(plan.cpu_peak_bytes, plan.cpu_budget_bytes)}"),
@@ -73,8 +74,12 @@ def _batch(plan: Plan, answer: dict[str, Any]) -> str:
     text = counted(count, "micro-batch", "micro-batches")
     rows, length = answer.get("rows"), answer.get("length")
     if rows is not None and length is not None:
-        all_tokens = counted(count * rows * length, "token")
-        text += f" × {counted(rows, 'row')} × {counted(length, 'token')} = {all_tokens} a step at most"
+        unit = answer.get("unit", "row")
+        lines = 1 if unit == "row" else 2  # an answer of KTO is beside one to another prompt
+        all_tokens = counted(count * rows * lines * length, "token")
+        text += (
+            f" × {counted(rows, unit)}{' × 2' * (lines - 1)} × {counted(length, 'token')} = {all_tokens} a step at most"
+        )
     if count > 1:
         of = "of all" if plan.rounds == 1 else "of"
         text += f"; through each block in {counted(plan.rounds, 'round')} {of} {counted(plan.slices, 'slice')}"

@@ -57,9 +57,10 @@ def question(receipt: Receipt, *, on_machine: bool = True) -> str:
         "" if receipt.trained_parameters == receipt.parameters else f", {_billions(receipt.trained_parameters)} trained"
     )
     machine = f" on {receipt.hardware.name}" if on_machine else ""
+    rows = asked.rows if asked.unit == "row" else f"{counted(asked.rows, asked.unit)} × 2"
     return (
         f"{model} ({_billions(receipt.parameters)} parameters{trained}) in {asked.dtype}{machine}, "
-        f"{counted(asked.slices, 'slice')} of {asked.rows} × {counted(asked.length, 'token')} a step"
+        f"{counted(asked.slices, 'slice')} of {rows} × {counted(asked.length, 'token')} a step"
     )
 
 

@@ -1,5 +1,5 @@
-"""Frees disk space from jobs that are over: removes their checkpoints, optimizer states on other disks and tokenized
-data, and keeps everything that people look at."""
+"""Frees disk space from jobs that are over: removes their checkpoints, optimizer states on other disks, tokenized data
+and the reference's scores of them, and keeps everything that people look at."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _rows(store: Store, job_ids: Sequence[int], unfinished: bool, older_s: float
 
 def _folders(run: RunFolder) -> tuple[Path, ...]:
     """The folders that are not needed any more, and those left by a removal that was cut short."""
-    return run.checkpoints, run.trained, run.best, run.path / "data", *run.path.glob(f"{_GONE}*")
+    return run.checkpoints, run.trained, run.best, run.path / "data", run.reference, *run.path.glob(f"{_GONE}*")
 
 
 def _states(run: RunFolder) -> list[Path]:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from planner.errors import UserError
+from planner.keys.preference import REFERRING
 from planner.keys.source import read_text, read_yaml
+from planner.run.events import EVAL_PAIR_FIGURES, PAIR_FIGURES
 from planner.run.folder import RunFolder
 from planner.run.step_times import StepTimes, step_times
 from planner.units import format_seconds
@@ -157,9 +159,11 @@ def _read_steps(run: RunFolder) -> Steps:
 
 
 def _read_length(run: RunFolder) -> int | None:
-    """The steps that a job asks for; None where it asks for epochs, as its rows are not counted yet."""
-    total = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values.get("max_steps")
-    return total if isinstance(total, int) else None
+    """The steps that a job asks for; None where it asks for epochs, as its rows are not counted yet, and where a
+    reference model scores all of these rows before the first step."""
+    values = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
+    total = values.get("max_steps")
+    return total if isinstance(total, int) and values.get("preference") not in REFERRING else None
 
 
 _plans = _Kept(_read_plan)
@@ -182,7 +186,14 @@ def _progress(events: list[Json]) -> Json | None:
         "loss": steps[-1].get("loss") if steps else None,
         "eval_loss": evaluations[-1].get("eval_loss") if evaluations else None,
         "step_s": statistics.median(times) if times else None,
+        **_those(PAIR_FIGURES, steps),
+        **_those(EVAL_PAIR_FIGURES, evaluations),
     }
+
+
+def _those(names: Sequence[str], events: list[Json]) -> Json:
+    """Those figures with these `names` that the last event has."""
+    return {name: events[-1][name] for name in names if name in events[-1]} if events else {}
 
 
 def _pauses(events: Sequence[Json]) -> tuple[float | None, float | None]:

@@ -72,17 +72,21 @@ def longer(row: JobRow, length: Length) -> Longer:
 
 
 def link(checkpoint: Path, run: RunFolder) -> None:
-    """Put `checkpoint` into the folder of `run`, as hard links: nobody writes to these files, so the links take no
-    space and stay when the first job's files are removed. Raises UserError `cannot-go-on` where files cannot be
-    linked."""
+    """Put `checkpoint`, and what it needs of its run, into the folder of `run`, as hard links: nobody writes to these
+    files, so the links take no space and stay when the first job's files are removed. Raises UserError `cannot-go-on`
+    where files cannot be linked."""
     into = run.checkpoints / checkpoint.name
-    begun = RunFolder(checkpoint.parents[1]).begun
+    before = RunFolder(checkpoint.parents[1])
     try:
         into.mkdir(parents=True, mode=0o700)
         for file in checkpoint.iterdir():
             os.link(file, into / file.name)
-        if begun.exists():
-            os.link(begun, run.begun)
+        if before.begun.exists():
+            os.link(before.begun, run.begun)
+        if before.reference.is_dir():  # only the weights of the start could give these scores again
+            run.reference.mkdir(mode=0o700)
+            for file in before.reference.glob("*.npy"):
+                os.link(file, run.reference / file.name)
     except OSError as error:  # another file system behind a symbolic link, or one without hard links
         raise UserError(
             "The job cannot go on for longer: its checkpoint cannot be hard-linked into the new run.",

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 from planner.errors import Exit, UserError
 from planner.keys.trackers import missing_package
+from planner.run.events import PAIR_FIGURES
 from planner.run.folder import RunFolder
 
 _NAMES = {
@@ -27,10 +28,12 @@ _NAMES = {
         "grad_norm": "train/grad_norm",
         "step_s": "train/step_s",
         "tokens": "train/tokens",
+        **{name: f"train/{name.replace('_', '/')}" for name in PAIR_FIGURES},
     },
-    "eval": {"eval_loss": "eval/loss"},
+    "eval": {"eval_loss": "eval/loss", **{f"eval_{name}": f"eval/{name.replace('_', '/')}" for name in PAIR_FIGURES}},
 }
-"""Event -> its figures that are told, and the names for them, which are those of transformers' Trainer."""
+"""Event -> its figures that are told, and the names for them, which are those of transformers' Trainer and, for
+preferences, of TRL's trainers."""
 _LONGEST_SETTING = 250
 _UNSURE_S = 30.0
 

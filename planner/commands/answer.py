@@ -25,7 +25,9 @@ class Answer:
     key of the measurement that it uses; None if times were estimated. `splits`: the splits of a step into micro-batches
     that the planner compared, the fastest by estimate first; empty if the job gives the split. `disk`: what the plan
     does to the drives over the job's steps. `kernels`: the PyTorch kernels in force when the plan was made
-    (`planner.measure.repeatable.kernels_in_force`).
+    (`planner.measure.repeatable.kernels_in_force`). `unit`: what a row of the data is, in a word: with "pair" or
+    "answer" each of the `rows` is two rows of tokens. `reference`: what people are told of the pass before the first
+    step that scores all answers; "" where there is none.
     """
 
     rows: int
@@ -41,6 +43,8 @@ class Answer:
     splits: tuple[BatchSplit, ...] = ()
     disk: DiskUse | None = None
     kernels: str = ""
+    unit: str = "row"
+    reference: str = ""
 
     def to_json(self, *, with_chain: bool = True) -> dict[str, Json]:
         """The JSON object of plan.json; without `with_chain`, the chain is left out."""
@@ -63,4 +67,6 @@ class Answer:
             "splits": to_json(self.splits),
             "disk": to_json(self.disk),
             "kernels": self.kernels,
+            **({} if self.unit == "row" else {"unit": self.unit}),
+            **({"reference": self.reference} if self.reference else {}),
         }

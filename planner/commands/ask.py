@@ -22,7 +22,7 @@ from planner.machine.cards import CARDS
 from planner.machine.hardware import Hardware
 from planner.machine.presets import needed_cpu_memory, smallest_card
 from planner.picture.files import NO_PICTURES, Pictures
-from planner.reports.make_receipt import LAUNCHING, no_fit, receipt
+from planner.reports.make_receipt import LAUNCHING, no_fit, receipt, reference_s, reference_words
 from planner.reports.receipt import Asked, Change, Receipt
 from planner.schedule.plan import Plan
 from planner.search.make_plan import GAP, round_up
@@ -70,7 +70,11 @@ def ask(
             answer = replace(
                 answer,
                 plan_key=key,
-                notes=(*_of_budgets(job, hardware), *traces.of(job, hardware).notes),
+                notes=(
+                    *_of_budgets(job, hardware),
+                    *traces.of(job, hardware).notes,
+                    *_of_reference(job, plan, problem),
+                ),
                 least_gpu_budget_bytes=problem.least_bytes(),
             )
             pictures.write(plan, problem.chain, hardware, title=title_of(job))
@@ -92,6 +96,13 @@ def _of_budgets(job: Job, hardware: Hardware) -> Iterator[str]:
             kind = "GPU" if key == "gpu_budget" else "host"
             has = f"the {format_bytes_down(room)} of {kind} memory that a job may use of this machine"
             yield f"{key} {format_bytes_down(budget)} is more than {has}: the plan counts on memory that is not there."
+
+
+def _of_reference(job: Job, plan: Plan, problem: Problem) -> Iterator[str]:
+    """A note on the pass before the first step, for a job whose loss compares the model with a reference."""
+    if job.refers:
+        seconds = reference_s(plan, problem.chain, problem.hardware)
+        yield reference_words(seconds, plan.step_s, job.unit)
 
 
 def _kept(job: Job, problem: Problem, plan: Plan | None, cache: Cache | None) -> tuple[Plan, str]:
@@ -167,11 +178,11 @@ def _larger_slices(job: Job, hardware: Hardware, answer: Receipt, traces: Traces
     needs to launch its kernels.
 
     They have the same rows in fewer slices, until launching does not limit any more, or more rows if there is a single
-    slice: a slice then has as many operations, but longer ones. Empty for a mixture of experts that trains with
-    its router loss: that loss is computed per slice, so the model would learn something else.
+    slice: a slice then has as many operations, but longer ones. Empty where the loss includes a mean over each slice,
+    such as that of a mixture's routers: the model would learn something else.
     """
     busy_s = {load.resource: load.busy_s for load in answer.loads}
-    if answer.loads[0].resource != LAUNCHING or traces.of(job, hardware).has_router_loss:
+    if answer.loads[0].resource != LAUNCHING or traces.of(job, hardware).by_slice:
         return []
     need, rows, slices = busy_s[LAUNCHING] / busy_s["GPU computing"], job.slice_rows, job.gradient_accumulation_steps
     by = next((n for n in range(2, slices) if slices % n == 0 and n >= need), slices)
@@ -197,6 +208,7 @@ def _asked(job: Job) -> Asked:
         clip=job.max_grad_norm is not None,
         keep=job.save_total_limit,
         whole=job.method != "lora",
+        unit=job.unit,
     )
 
 

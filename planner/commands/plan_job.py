@@ -36,6 +36,7 @@ from planner.measure.times import Times
 from planner.models.files_of_weights import model_read_rate, why_not_in_files
 from planner.models.hf_model import beyond_positions, working_dtype
 from planner.optimizers.table import ADAMW, OPTIMIZERS
+from planner.reports.make_receipt import reference_s, reference_words
 from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain
 from planner.schedule.disk_use import DiskUse, disk_use
@@ -82,7 +83,11 @@ def plan_job(
     """
     with _its_kernels(job):
         answer = _planned(_as_long_as_its_rows(job, counted), device, cache, measure, _distinct_tokens(counted), tell)
-    return replace(answer, disk=_told_use(job, answer.plan, answer.chain))
+    reference = ""
+    if job.refers:
+        seconds = reference_s(answer.plan, answer.chain, answer.hardware)
+        reference = reference_words(seconds, answer.plan.step_s, job.unit)
+    return replace(answer, disk=_told_use(job, answer.plan, answer.chain), unit=job.unit, reference=reference)
 
 
 def check_fits(job: Job, device: torch.device) -> None:

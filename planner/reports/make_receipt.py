@@ -12,12 +12,15 @@ from planner.schedule.activation_turns import stored_activations
 from planner.schedule.chain import Chain, Tensor
 from planner.schedule.compile import OpKind, Program, Queue, compile_program
 from planner.schedule.disk_use import ACCEPT, DiskUse, step_activation_bytes, step_weight_bytes
+from planner.schedule.issuing import issue_s
 from planner.schedule.items import Item
 from planner.schedule.memory_use import cpu_parts, parts_at_peak
-from planner.schedule.plan import Plan
+from planner.schedule.plan import Direction, Plan
 from planner.schedule.simulate import durations_s, host_traffic_bytes, issuing_s, simulate, written_bytes
+from planner.units import format_seconds
 
 LAUNCHING = "launching the GPU's operations"
+_TOGETHER = 8  # micro-batches for which the trainer copies weights once when it runs the model forward only
 
 
 def status_of(plan: Plan, gap: float) -> str:
@@ -215,6 +218,28 @@ def loads(program: Program, chain: Chain, hardware: Hardware, step_s: float) -> 
     }
     busy_loads = (Load(resource=name, busy_s=s, share=min(1.0, s / step_s)) for name, s in seconds.items() if s)
     return tuple(sorted(busy_loads, key=lambda load: -load.busy_s))
+
+
+def reference_s(plan: Plan, chain: Chain, hardware: Hardware) -> float:
+    """About how many seconds a reference model takes to score as many micro-batches as a step has: those of computing
+    forward, or of copying the weights that do not stay on the device, or of reading those on disk, whichever are more.
+    Where the device has room for fewer than `_TOGETHER` micro-batches at a time, copies take longer than this."""
+    options = [block.option(name) for block, name in zip(chain.blocks, plan.options, strict=True)]
+    computing_s = sum(max(o.forward_s, issue_s(o, Direction.FORWARD, hardware)) for o in options)
+    moving = [tensor for tensor in chain.tensors() if Item.weight(tensor.name) not in plan.resident]
+    copies_s = sum(tensor.bytes for tensor in moving) / hardware.h2d_bytes_per_s
+    read_bytes = sum(tensor.bytes for tensor in moving if tensor.on_disk)
+    reads_s = read_bytes / hardware.disk_read_bytes_per_s if read_bytes else 0.0
+    return plan.rounds * plan.slices * max(computing_s, copies_s / _TOGETHER, reads_s / _TOGETHER)
+
+
+def reference_words(seconds: float, step_s: float, unit: str) -> str:
+    """What people are told of the pass that scores all answers before the first step. `seconds`: as `reference_s` gives
+    them; `unit`: what a row of the data is, in a word."""
+    return (
+        f"before the first step the reference model scores each {unit} once, forward only: about "
+        f"{seconds / step_s:.0%} of an epoch's time, {format_seconds(seconds)} for as many as a step has"
+    )
 
 
 def solved(plan: Plan, chain: Chain, *, gap: float, solve_s: float) -> Solved:

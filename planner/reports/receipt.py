@@ -12,7 +12,8 @@ from planner.schedule.plan import Stage
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """The question of a receipt: a step has `slices` micro-batches of `rows` × `length` tokens. `keep`: how many
-    checkpoints are kept; None for all. `whole`: the whole model is written at the end, not only adapters."""
+    checkpoints are kept; None for all. `whole`: the whole model is written at the end, not only adapters. `unit`: what
+    a row is, in a word: with "pair" or "answer" each of the `rows` is two rows of tokens."""
 
     model: str
     dtype: str
@@ -22,6 +23,7 @@ class Asked:
     clip: bool
     keep: int | None = 2
     whole: bool = True
+    unit: str = "row"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 Event = dict[str, Any]
 
+PAIR_FIGURES = (
+    "rewards_chosen",
+    "rewards_rejected",
+    "rewards_margins",
+    "rewards_accuracies",
+    "logps_chosen",
+    "logps_rejected",
+    "kl",
+)
+"""Fields of a `step` in a job that learns from preferences; an `eval` has them with the prefix eval_. Which of them
+there are depends on the loss and, for KTO, on the step: see `worker.training.pair_figures`."""
+EVAL_PAIR_FIGURES = tuple(f"eval_{name}" for name in PAIR_FIGURES)
+_SAID = {"margin": "rewards_margins", "accuracy": "rewards_accuracies", "kl": "kl"}
+"""Word -> that of `PAIR_FIGURES` which it stands for, where a loss is told in a line of text."""
+
 _NEEDED: dict[str, dict[str, type]] = {
     "start": {"total_steps": int},
+    "reference": {"rows": int},
     "sample": {"prompt": str, "text": str},
     "rehearsed": {"tried": str},
 }
@@ -36,6 +52,9 @@ _NUMBERS = (
     "measured_steps",
     "eval_loss",
     "eval_s",
+    "seconds",
+    *PAIR_FIGURES,
+    *EVAL_PAIR_FIGURES,
 )
 """Fields that are a number or null in every event that has them."""
 
@@ -62,6 +81,13 @@ def event_of(line: bytes) -> Event | None:
 def events_of(lines: Iterable[bytes]) -> list[Event]:
     """The events in `lines` of metrics.jsonl; lines that are no valid event are left out."""
     return [event for line in lines if (event := event_of(line)) is not None]
+
+
+def pair_words(figures: Mapping[str, Any], prefix: str = "") -> tuple[str, ...]:
+    """What is told beside a loss, such as ("margin 0.512", "accuracy 0.875"): those of the figures whose names begin
+    with `prefix`, "" or "eval_". Empty for a job without preferences."""
+    values = {word: figures.get(f"{prefix}{name}") for word, name in _SAID.items()}
+    return tuple(f"{word} {value:.3f}" for word, value in values.items() if value is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,11 @@ class RunFolder:
         return self.path / "best"
 
     @property
+    def reference(self) -> Path:
+        """Folder of the reference model's scores of all answers, for a job that learns from preferences."""
+        return self.path / "reference"
+
+    @property
     def output(self) -> Path:
         """Folder for the trained model if the job names no other `output_dir`, or if that one cannot be written."""
         return self.path / "output"
@@ -317,16 +322,19 @@ class RunFolder:
         return Piece.of(lines, position + sum(map(len, lines)) + len(lines))
 
     def recent_metrics(self) -> list[dict[str, Any]]:
-        """The first event, the last evaluation, and the events in the last 16 KiB of metrics.jsonl. The file is not
-        read as a whole, so that listing many jobs stays quick."""
+        """The first event behind those on the reference model, the last evaluation, and the events in the last 16 KiB
+        of metrics.jsonl. The file is not read as a whole, so that listing many jobs stays quick."""
         if not self.metrics.exists():
             return []
         with self.metrics.open("rb") as file:
             head = file.readline()
+            while head.startswith(b'{"event": "reference"'):
+                head = file.readline()
+            behind = file.tell()
             size = file.seek(0, os.SEEK_END)
-            start = file.seek(max(len(head), size - _TAIL_BYTES))
+            start = file.seek(max(behind, size - _TAIL_BYTES))
             lines = file.read().split(b"\n")[:-1]
-            if start > len(head):
+            if start > behind:
                 lines = lines[1:]  # the piece began in the middle of a line
                 lines.insert(0, _last_line(file, b'{"event": "eval"', end=start))
         return events_of([head, *lines] if head.endswith(b"\n") else [])

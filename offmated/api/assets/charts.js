@@ -14,7 +14,7 @@ export class Curves {
   take(events) {
     for (const event of events) {
       if (event.event === "step") this.steps.set(event.step, event);
-      else if (event.event === "eval") this.evaluations.set(event.step, event.eval_loss);
+      else if (event.event === "eval") this.evaluations.set(event.step, event);
       else if (event.event === "start") this.forget(event.step);
       else if (event.event === "sample") this.samples = [...this.samples.filter((s) => s.step === event.step), event];
     }
@@ -26,9 +26,13 @@ export class Curves {
     }
   }
 
-  loss() {
+  of(name) {
     const at = [...new Set([...this.steps.keys(), ...this.evaluations.keys()])].sort((a, b) => a - b);
-    return [at, at.map((n) => this.steps.get(n)?.loss ?? null), at.map((n) => this.evaluations.get(n) ?? null)];
+    return [at, at.map((n) => this.steps.get(n)?.[name] ?? null), at.map((n) => this.evaluations.get(n)?.[`eval_${name}`] ?? null)];
+  }
+
+  has(name) {
+    return [...this.steps.values()].some((step) => step[name] != null);
   }
 
   pace() {

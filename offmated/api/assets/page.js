@@ -10,6 +10,7 @@ const OVER = new Set(["done", "failed", "cancelled"]);
 
 const charts = {
   loss: new Chart(find("#loss"), [["training", "loss", false], ["evaluation", "eval", true]]),
+  margins: new Chart(find("#margins"), [["training", "loss", false], ["evaluation", "eval", true]]),
   pace: new Chart(find("#pace"), [["measured", "measured", false], ["predicted", "predicted", false]]),
 };
 const read = new Map(); // job -> {curves, position}: what its events said so far
@@ -109,6 +110,11 @@ function cards(job, curves) {
     const evaluation = progress.eval_loss == null ? "" : `evaluation ${number(progress.eval_loss)}`;
     found.push(card("Loss", number(progress.loss), evaluation));
   }
+  if (progress?.rewards_margins != null) {
+    const accuracy = progress.rewards_accuracies, evaluation = progress.eval_rewards_margins;
+    const words = [accuracy == null ? "" : `accuracy ${number(accuracy)}`, evaluation == null ? "" : `evaluation ${number(evaluation)}`];
+    found.push(card("Margin of rewards", number(progress.rewards_margins), words.filter(Boolean).join(", ")));
+  }
   const stepS = measured?.step_s ?? progress?.step_s;
   if (stepS != null || predicted?.step_s != null) {
     const remark = predicted?.step_s == null ? "" : `predicted ${duration(predicted.step_s)}`;
@@ -145,7 +151,10 @@ function showJob(job, curves) {
     find("#progress p").textContent = howFar({ ...job, reason: "" });
   }
   find("#cards").replaceChildren(...cards(job, curves));
-  charts.loss.show(curves.loss());
+  charts.loss.show(curves.of("loss"));
+  const learnsFromPairs = curves.has("rewards_margins"); // a job with preferences
+  find("#margins").hidden = !learnsFromPairs;
+  if (learnsFromPairs) charts.margins.show(curves.of("rewards_margins"));
   charts.pace.show(curves.pace());
   find("#plan").hidden = !job.plan;
   find("#pause").hidden = OVER.has(job.state) || ["held", "paused"].includes(job.hold);

@@ -84,3 +84,13 @@ def test_steps_that_were_done_again_count_once_and_those_that_were_lost_do_not()
     assert lines[0] == ",".join(COLUMNS)
     assert [line.split(",")[:3] for line in lines[1:]] == [["1", "", "3.0"], ["2", "", "2.5"]]
     assert list(as_csv([start, step(1, 3.0), start])) == lines[:1]
+
+
+def test_figures_of_preferences_have_columns_where_there_are_some() -> None:
+    step = {"event": "step", "step": 1, "loss": 1.0}
+    plain, *_ = as_csv([step])
+    assert plain == ",".join(COLUMNS)
+    evaluation = {"event": "eval", "step": 1, "eval_loss": 2.0, "eval_rewards_margins": 0.25}
+    names, row = as_csv([step | {"rewards_margins": 0.5, "kl": None}, evaluation])
+    assert names == f"{plain},rewards_margins,eval_rewards_margins"
+    assert row.endswith(",0.5,0.25")

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from offmated.api.views import job_view
+from offmated.cli.follow import is_rehearsed
 from offmated.jobs.listing import Listed
 from offmated.jobs.states import JobState, StopReason
 from offmated.jobs.table import JobRow
@@ -206,3 +207,42 @@ def test_a_file_that_holds_something_else_hides_only_its_own_figures(tmp_path: P
 def test_a_broken_error_file_says_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / "error.json").write_text(text)
     assert RunFolder(tmp_path).read_error() is None
+
+
+def test_figures_of_preferences_are_those_of_the_last_step_and_evaluation(tmp_path: Path) -> None:
+    margins = {"rewards_margins": 0.5, "rewards_accuracies": 0.75}
+    events = [
+        {"event": "reference", "step": 0, "rows": 9, "seconds": 3.0},
+        {"event": "start", "step": 0, "total_steps": 5000},
+        *(step(n, 1.0, 1) | {"rewards_chosen": 2.0} for n in range(1, 1001)),
+        {"event": "eval", "step": 1000, "eval_loss": 1.0, "eval_rewards_margins": 0.25},
+        step(1001, 1.0, 1) | margins,
+    ]
+    write = (tmp_path / "metrics.jsonl").write_text
+    write("".join(json.dumps(event) + "\n" for event in events))
+    progress = view(row(1, JobState.RUNNING, tmp_path))["progress"]
+    usual = {"step", "total_steps", "loss", "eval_loss", "step_s", "eta_s"}
+    assert {name: value for name, value in progress.items() if name not in usual} == margins | {
+        "eval_rewards_margins": 0.25
+    }
+    assert progress["total_steps"] == 5000, "the start is not the first event of such a job"
+    write("".join(json.dumps(event) + "\n" for event in events[:1]))
+    assert view(row(1, JobState.RUNNING, tmp_path))["progress"] is None
+
+
+def test_a_job_whose_reference_scores_its_answers_says_how_far_it_is(tmp_path: Path) -> None:
+    now = {"number": 1, "from_step": None, "ended_at": None, "metrics_from": 0}
+    begun = row(1, JobState.RUNNING, tmp_path, history=[now], attempts=1)
+    log = tmp_path / "log.txt"
+    log.write_text("12:00:00 data: 900 pairs\n")
+    assert reason(begun) == ""
+    with log.open("a") as lines:
+        lines.write("12:00:10 reference: 120 of 900 rows, 4 min left\n12:00:11 evaluation: no room\n")
+    assert reason(begun) == "reference: 120 of 900 rows, 4 min left"
+    assert is_rehearsed(view(begun)), "a submission would wait for hours"
+    (tmp_path / "metrics.jsonl").write_text('{"event": "reference", "step": 0, "rows": 900, "seconds": 300.0}\n')
+    assert reason(begun) == ""
+    assert not is_rehearsed(view(begun))
+    log.write_text("12:00:10 reference: 120 of 900 rows, 4 min left\n[offmate] 2026-01-01 12:01:00 tried again\n")
+    (tmp_path / "metrics.jsonl").unlink()
+    assert reason(begun) == "", "that was the attempt before"

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from offmated.cli import main
 from offmated.cli.keys import TOOLS
 from planner.errors import Exit
+from planner.importers.base import REWARDS
 from planner.importers.llama_factory_v1 import LLAMA_FACTORY_V1, V1
 from planner.importers.tools import TOOLS as WITH_FILES
 
@@ -38,7 +39,8 @@ def test_each_key_has_one_line_below_its_tool() -> None:
         ("axolotl", "| `learning_rate` | as it is here |"),
         ("axolotl", "| `fsdp` | the planner's |"),
         ("axolotl", "| `axolotl_config_path` | no effect: offmate has no use for it |"),
-        ("trl", "| `num_generations` | not supported: training by preferences or rewards |"),
+        ("trl", f"| `num_generations` | not supported: {REWARDS} |"),
+        ("trl", "| `beta` | is `preference_beta` |"),
         ("llama-factory-v1", "| `model_class` | not supported: a model with another head (`llm`) |"),
     ],
 )

@@ -6,18 +6,23 @@ import re
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
 from rich.console import Console, RenderableType
 
+from offmated.api.report import _figures
 from offmated.cli import job_view
-from offmated.cli.follow import is_rehearsed
+from offmated.cli.client import Client
+from offmated.cli.follow import News, is_rehearsed
 from offmated.cli.plan_view import option_runs
 from offmated.jobs.job_text import with_value
 from planner.codec import to_json
 from planner.errors import UserError
+from planner.reports.make_receipt import reference_words
+from planner.run.events import Piece
 from planner.schedule.items import Item
 from planner.schedule.plan import Plan, Stage, stage_order
 
@@ -332,3 +337,51 @@ def test_a_budget_from_the_command_line_is_written_into_the_file_and_nothing_els
 @pytest.mark.parametrize("text", ["", "- a\n", "a: [", "words", "a: " + 5000 * "["])
 def test_a_file_that_is_no_mapping_is_left_as_it_is(text: str) -> None:
     assert with_value(text, "gpu_budget", "10GiB") == text
+
+
+def test_margin_and_accuracy_stand_beside_the_losses_of_preferences() -> None:
+    margins = {"rewards_margins": 0.5, "rewards_accuracies": 0.75, "eval_rewards_margins": 0.25, "eval_kl": 0.125}
+    job = JOB | {"progress": JOB["progress"] | margins}
+    assert job_view.progress(job) == (
+        "120/200 60% loss 2.346 margin 0.500 accuracy 0.750 eval 2.457 margin 0.250 kl 0.125"
+    )
+    report = "loss 2.346, margin 0.500, accuracy 0.750", "evaluation 2.457, margin 0.250, kl 0.125"
+    assert tuple(_figures(job | {"measured": {"step_s": None}}))[:2] == report
+
+
+def test_a_job_whose_reference_scores_its_answers_is_told_so_and_not_waited_for() -> None:
+    scoring = "reference: 120 of 900 rows, 4 min left"
+    job = JOB | {"progress": None, "kept": False, "reason": f"{scoring}; attempt 2, from the start"}
+    assert is_rehearsed(job)
+    assert printed(job_view.rehearsed(job)) == [
+        f"Job 3 scores its answers before the first step; {scoring}. It goes on.  offmate logs -f 3"
+    ]
+    screen = Console(width=1000, highlight=False, markup=False)
+    client = cast(Client, SimpleNamespace(events=lambda number, position: pieces.pop(0)))
+    done = {"event": "reference", "step": 0, "rows": 900, "seconds": 300.0}
+    evaluation = {"event": "eval", "step": 1, "eval_loss": 1.0, "eval_rewards_margins": 0.25}
+    pieces = [Piece(events=[done, evaluation], position=9), Piece(events=[], position=9)]
+    news = News(client, screen)
+    with screen.capture() as capture:
+        news.tell(job | {"plan": None})
+        news.tell(job | {"plan": None, "reason": "", "progress": JOB["progress"] | {"rewards_margins": 0.5}})
+        news._line_due = 0.0
+        pieces.append(Piece(events=[], position=9))
+        news.tell(job | {"plan": None, "reason": "", "progress": JOB["progress"] | {"rewards_margins": 0.5}})
+    assert capture.get().splitlines()[1:] == [
+        scoring,
+        "reference: 900 rows scored in 5 min",
+        "step 1 of 200, eval loss 1.000, margin 0.250",
+        "step 120 of 200, loss 2.346, margin 0.500, 80.0 s left",
+    ]
+
+
+def test_a_plan_of_pairs_says_so_and_what_comes_before_the_first_step() -> None:
+    told = reference_words(0.15, 0.5, "pair")
+    lines = printed(job_view.plan(DOCUMENT | {"unit": "pair", "reference": told}))
+    assert "2 micro-batches × 4 pairs × 2 × 256 tokens = 4096 tokens a step at most" in lines[1]
+    assert told == (
+        "before the first step the reference model scores each pair once, forward only: about 30% of an epoch's time, "
+        "150.0 ms for as many as a step has"
+    )
+    assert [line.strip() for line in lines].count(told) == 1

@@ -18,7 +18,13 @@ from planner.run.processes import Process
 
 ME = Process.current()
 ENDS = {"done": 0, "failed": 1}
-GOES = ("checkpoints/step-2/weights", "checkpoints/step-4/weights", "data/corpus.json", "trained/step-4/x")
+GOES = (
+    "checkpoints/step-2/weights",
+    "checkpoints/step-4/weights",
+    "data/corpus.json",
+    "reference/k.npy",
+    "trained/step-4/x",
+)
 STAYS = ("job.yaml", "resolved.yaml", "plan.json", "metrics.jsonl", "log.txt", "output/model.safetensors")
 
 
@@ -67,7 +73,7 @@ def there(run: RunFolder) -> set[str]:
 def test_what_would_go_is_told_and_then_goes_and_the_rest_stays(home: Home) -> None:
     done, failed, running = home.job("done"), home.job("failed"), home.job("running")
     (told,) = clean(home.store, remove=False)
-    assert (told.id, told.state, told.bytes) == (1, JobState.DONE, 4000)
+    assert (told.id, told.state, told.bytes) == (1, JobState.DONE, 5000)
     assert there(done) == {*GOES, *STAYS}, "asking removes nothing"
     assert clean(home.store, remove=True) == (told,)
     assert there(done) == set(STAYS)
@@ -111,7 +117,7 @@ def test_what_a_link_leads_to_stays_and_a_removal_that_was_cut_short_is_done(hom
     (run.path / ".gone-1").mkdir()
     (run.path / ".gone-1" / "weights").write_bytes(bytes(500))
     (freed,) = clean(home.store, remove=True)
-    assert freed.bytes == 3500
+    assert freed.bytes == 4500
     assert (elsewhere / "corpus.json").exists()
     assert there(run) == set(STAYS)
 
@@ -128,7 +134,7 @@ def test_optimizer_states_on_other_disks_go_with_the_checkpoints_and_nothing_els
     for other in (photo, run.states_on(str(disks[1])) / "photo.png"):
         other.write_bytes(bytes(300))
     (freed,) = clean(home.store, remove=False)
-    assert freed.bytes == 4000 + 2 * 700
+    assert freed.bytes == 5000 + 2 * 700
     assert clean(home.store, remove=True) == (freed,)
     left = sorted(file for disk in disks for file in disk.rglob("*"))
     folder = run.states_on(str(disks[1]))

@@ -15,7 +15,7 @@ from sqlalchemy import update
 from offmated.api.views import job_view
 from offmated.cli import job_view as words
 from offmated.jobs import listing, queue_changes
-from offmated.jobs.figures import left_s, stop_s
+from offmated.jobs.figures import _PLAN_FIELDS, left_s, stop_s
 from offmated.jobs.migrate import upgrade
 from offmated.jobs.queue_turns import AT_ONCE, Turn
 from offmated.jobs.states import JobState, StopReason
@@ -290,3 +290,17 @@ def test_what_is_known_of_a_runs_pace_is_what_its_steps_show(night: Night) -> No
         metrics.write("step", step=5, loss=1.0, step_s=STEP_S)
     assert left_s(run) == 95 * STEP_S
     assert stop_s(run) == pytest.approx(1.1 * (600 + STEP_S + 100) + 15)
+
+
+def test_no_end_is_forecast_for_a_job_whose_reference_has_not_scored_its_answers(tmp_path: Path) -> None:
+    for preference, left in (("null", 40.0), ("orpo", 40.0), ("dpo", None)):
+        run = RunFolder(tmp_path / preference)
+        run.path.mkdir()
+        run.resolved.write_text(f"max_steps: 20\npreference: {preference}\n")
+        with Metrics(run.metrics) as metrics:
+            metrics.write("reference", step=0, rows=9, seconds=3.0)
+            plan = {**dict.fromkeys(_PLAN_FIELDS), "options": [], "step_s": 2.0}
+            run.write_plan({"plan": plan, "measured": True, "cached": False, "solve_s": 0.0})
+            assert left_s(run) == left
+            metrics.write("start", step=0, total_steps=20)
+        assert left_s(run) == 40.0

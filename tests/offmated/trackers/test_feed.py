@@ -22,8 +22,9 @@ from offmated.paths import Paths
 from offmated.trackers import feeder
 from offmated.trackers.feed import Told, _Asking, follow, is_told, note_of, without_secrets
 from offmated.trackers.feeder import Feeder
-from offmated.trackers.sinks import Point, Target, Trackio, Wandb
+from offmated.trackers.sinks import Point, Target, Trackio, Wandb, points
 from planner.keys.trackers import missing_package
+from planner.run.events import PAIR_FIGURES
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
 from tests.support.daemons import until
@@ -349,3 +350,20 @@ def test_a_feeder_without_work_asks_nothing(home: Home, monkeypatch: pytest.Monk
     home.feeder.tick(frozenset())
     monkeypatch.setattr(home.store, "jobs", lambda *_: pytest.fail("the database was asked"))
     home.feeder.tick(frozenset({JobState.WAITING}))
+
+
+def test_figures_of_preferences_are_told_by_the_names_of_trl_and_only_where_there_are_some() -> None:
+    figures = dict.fromkeys(PAIR_FIGURES, 0.5)
+    events = [
+        {"event": "step", "step": 1, "time": 1.0, "loss": 1.0, **figures},
+        {"event": "eval", "step": 1, "time": 1.0, "eval_loss": 2.0, "eval_rewards_margins": 0.25, "eval_kl": None},
+        {"event": "reference", "step": 0, "time": 1.0, "rows": 4, "seconds": 2.0},
+        {"event": "step", "step": 2, "time": 1.0, "loss": 1.0},
+    ]
+    rewards = [f"rewards/{name}" for name in ("chosen", "rejected", "margins", "accuracies")]
+    pairs = [*rewards, "logps/chosen", "logps/rejected", "kl"]
+    assert [set(point.values) for _, point in points(events)] == [
+        {"train/loss", *(f"train/{name}" for name in pairs)},
+        {"eval/loss", "eval/rewards/margins"},
+        {"train/loss"},
+    ]
