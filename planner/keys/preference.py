@@ -77,7 +77,6 @@ _EXCLUDED: dict[str, tuple[tuple[object, ...], str]] = {
     "label_smoothing_factor": ((0, 0.0), "preference_smoothing is there for that purpose"),
     "max_target_length": ((None,), "encoder-decoders cannot learn from preferences"),
     "min_sample_len": ((None,), "it would leave out one answer of a pair"),
-    "dataset_exact_deduplication": ((False,), "it would leave out one answer of a pair"),
     "long_rows": (("cut", "drop", "refuse"), "its two answers would be cut in different places"),
     "group_by_length": ((False,), "pairs have two lengths"),
     "method": (("full", "lora"), "LSP for preferences is not there yet"),

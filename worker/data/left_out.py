@@ -23,7 +23,8 @@ class LeftOut:
     def __init__(self, job: Job, *, pairs: bool = False) -> None:
         """`pairs`: for an encoder-decoder, where prompt and completion are cut separately."""
         self._least = job.min_sample_len or 0
-        self._once = job.dataset_exact_deduplication
+        # Of preferences, `worker.data.preference_rows` compares whole records.
+        self._once = job.dataset_exact_deduplication and job.preference is None
         self._seen_of = None if pairs or job.long_rows != "cut" or job.packing == "wrapped" else job.max_length
         self._seen: set[bytes] = set()
         self._all = self._short = self._again = self._longest = 0

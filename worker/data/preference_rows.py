@@ -6,6 +6,7 @@ answer without a counterpart is a pair with one empty document. Only the tokens 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 from collections.abc import Iterator
@@ -34,12 +35,14 @@ def preference_layout(corpus: Corpus, job: Job) -> Layout:
     """The layout (which tokens each row holds) with one row for each pair, its chosen answer first. With KTO there is
     one row for each answer: the answer itself, then its prompt, then the answer to another prompt.
 
-    A prompt with its answer is cut after `max_length` tokens. Pairs are left out of which an answer would
-    have no token, as in TRL. For a reward model an answer and its prompt are one text. Logs what is cut and left out.
-    Raises UserError "nothing-to-train" where no pair is left, and "rows-too-long" where the job forbids to cut
-    them."""
+    A prompt with its answer is cut after `max_length` tokens. As in TRL, pairs are left out of which an answer would
+    have no token. For a reward model an answer and its prompt are one text. Logs what is cut and left out. Raises
+    UserError "nothing-to-train" where no pair is left, and "rows-too-long" where the job forbids to cut them."""
     ends = corpus.ends
     starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if len(ends) else ends
+    if job.dataset_exact_deduplication:
+        first = np.repeat(_first_of_equals(corpus, starts, ends), _SIDES)
+        starts, ends = starts[first], ends[first]
     lengths = ends - starts
     prompts = np.array([_prompt_tokens(corpus, a, b) for a, b in zip(starts, ends, strict=True)], np.int64)
     long = lengths > job.max_length
@@ -71,6 +74,23 @@ def preference_layout(corpus: Corpus, job: Job) -> Layout:
     if job.preference == "kto":
         return _with_others(starts[chosen], prompts[chosen], pieces[chosen], lengths[chosen], job)
     return Layout(pieces=pieces[chosen], ends=np.arange(_SIDES, len(chosen) + 1, _SIDES))
+
+
+def _first_of_equals(corpus: Corpus, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which records, [records], are not those whose two documents have the same tokens as an earlier record's."""
+    seen: set[tuple[bytes, ...]] = set()
+    first = np.ones(len(starts) // _SIDES, np.bool_)
+    for record in range(len(first)):
+        documents = range(_SIDES * record, _SIDES * (record + 1))
+        known = tuple(hashlib.blake2b(corpus.tokens[starts[n] : ends[n]].tobytes()).digest() for n in documents)
+        first[record] = known not in seen
+        seen.add(known)
+    log.info(
+        "data: %d of %s came before and are left out (dataset_exact_deduplication)",
+        int((~first).sum()),
+        counted(len(first), "record"),
+    )
+    return first
 
 
 def _check_equal(corpus: Corpus, pieces: NDArray[np.int64]) -> None:

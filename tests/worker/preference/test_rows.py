@@ -118,3 +118,17 @@ def test_good_and_bad_answers_are_counted(tmp_path: Path, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         batches_of(tmp_path, records, preference="kto")
     assert "3 good answers and 0 bad" in caplog.text and "all answers are good" in caplog.text
+
+
+@pytest.mark.parametrize("preference", ["dpo", "kto"])
+def test_of_equal_records_the_first_is_kept(tmp_path: Path, preference: str) -> None:
+    records = [
+        {"prompt": "? ", "chosen": "yes", "rejected": "no"},
+        {"prompt": "? ", "chosen": "no", "rejected": "yes"},
+        {"prompt": "? ", "chosen": "yes", "rejected": "no"},
+    ]
+    batches = batches_of(tmp_path, records, preference=preference, dataset_exact_deduplication=True)
+    assert batches.rows == (2 if preference == "dpo" else 4)
+    (rows,) = batches.preferences
+    if preference == "kto":
+        assert rows.batch(np.arange(4))["desirable"].tolist() == [1, 1, 0, 0]
