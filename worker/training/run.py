@@ -68,7 +68,7 @@ from worker.training.rehearsal import Rehearsal
 from worker.training.samples import Samples
 from worker.training.step_forecast import StepForecast
 from worker.training.stop import StopRequest
-from worker.training.stored import forget_stores, open_scratch, open_store, parts_of_drives
+from worker.training.stored import forget_stores, open_scratch, open_store, parts_of_drives, passing_store
 from worker.training.timeline import Timeline
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,15 @@ def refer_to_other(folder: RunFolder, stop: StopRequest) -> bool:
     if begun:
         raise gone(folder)
     log.info("reference: %s", job.ref_model)
+    try:
+        return _score_by_other(job, folder, plan, chain, reference, stop)
+    finally:
+        gc.collect()  # engine and model know each other; the job's own model is read next
+
+
+def _score_by_other(
+    job: Job, folder: RunFolder, plan: Plan, chain: Chain, reference: Reference, stop: StopRequest
+) -> bool:
     revision = job.model_revision if job.ref_model == job.model else None
     other = {
         "model": job.ref_model,
@@ -115,14 +124,14 @@ def refer_to_other(folder: RunFolder, stop: StopRequest) -> bool:
     if shapes != {name: getattr(p, "holds", p.numel()) for name, p in model.named_parameters()}:
         raise other_reference(job)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    engine = engine_of(job, model, plan, chain, device)
-    try:
-        with closing(engine), Metrics(folder.metrics) as metrics:
-            stop.begin()
-            return reference.compute(engine, metrics, stop)
-    finally:
-        del engine, model
-        gc.collect()  # the two know each other; the job's own model is read next
+    with (
+        passing_store(job, plan, chain, model) as states,
+        open_scratch(job, plan, chain) as scratch,
+        closing(engine_of(job, model, plan, chain, device, states, scratch)) as engine,
+        Metrics(folder.metrics) as metrics,
+    ):
+        stop.begin()
+        return reference.compute(engine, metrics, stop)
 
 
 def batches_of(folder: RunFolder, job: Job, tokenizer: PreTrainedTokenizerBase) -> Batches:
