@@ -121,13 +121,15 @@ def test_of_preferences_the_first_records_are_judged_as_the_trainer_does(
     one = {"prompt": TALK[:1], "chosen": TALK[1:], "rejected": [TALK[1] | {"content": "no"}]}
     mark = {"prompt": TALK[:1], "completion": TALK[1:], "label": True}
     record = one if preference == "dpo" else mark
-    job = make_job(model, write_jsonl(tmp_path / "data.jsonl", [record] * 3), preference=preference, max_length=64)
+    records = [record, record, record if preference == "dpo" else {**record, "label": False}]
+    job = make_job(model, write_jsonl(tmp_path / "data.jsonl", records), preference=preference, max_length=64)
     looked_at(job)
     assert not caplog.records
     with pytest.raises(UserError) as refused:
         looked_at(job.model_copy(update={"max_length": 4}))
     assert refused.value.code == "nothing-to-train"
-    assert "3 records, none whose answers begin within max_length 4" in refused.value.numbers[0]
+    unit = "pairs" if preference == "dpo" else "answers"
+    assert f"3 {unit}, none whose answers begin within max_length 4" in refused.value.numbers[0]
     broken = {**record, "prompt": TALK}
     looked = make_job(model, write_jsonl(tmp_path / "data.jsonl", [record, broken]), preference=preference)
     with pytest.raises(UserError, match=r"line 2 of data\.jsonl"):

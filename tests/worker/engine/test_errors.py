@@ -319,16 +319,16 @@ def test_an_evaluation_without_room_for_several_batches_goes_on_with_fewer(make,
     engine, _ = make("llama")
     batches = [batch_of(k) for k in range(5)]
     wanted = [float(loss) for loss in engine.evaluate(batches).losses]
-    tried, loss = [], forward_only._loss
+    tried, value = [], forward_only._value
 
     def full(model, batch, device):
         size = engine._forward_only._lockstep._slices
         tried.append(size)
         if size > 1:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return loss(model, batch, device)
+        return value(model, batch, device)
 
-    monkeypatch.setattr(forward_only, "_loss", full)
+    monkeypatch.setattr(forward_only, "_value", full)
     for _ in range(2):
         assert [float(loss) for loss in engine.evaluate(batches).losses] == wanted
     assert tried == [5, 2, *[1] * 10]

@@ -327,7 +327,7 @@ def test_pairs_that_are_too_long_are_left_out_as_in_trl(tmp_path: Path, caplog: 
     batches = Batches(job, byte_tokenizer())
     left = sum(length <= short for length in lengths)
     assert batches.rows == left < 9
-    assert f"data: {9 - left} of 9 records, longer than max_length {short}, are left out" in caplog.text
+    assert f"data: {9 - left} of 9 pairs, longer than max_length {short}, are left out" in caplog.text
     with pytest.raises(UserError, match="longer than max_length") as told:
         Batches(reward_job(tmp_path, max_length=short, long_rows="refuse"), byte_tokenizer())
     assert told.value.hint == "use a larger max_length, or long_rows: drop"

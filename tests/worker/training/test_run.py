@@ -50,7 +50,7 @@ def test_whoever_lacks_the_devices_memory_the_run_ends_with_out_of_memory(
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("worker.training.run._Run.__init__", fails)
+    monkeypatch.setattr("worker.training.run.refer_to_other", fails)
     with pytest.raises(UserError, match="The GPU ran out of memory") as caught:
         run_job(RunFolder(tmp_path), StopRequest())
     assert (caught.value.code, caught.value.numbers) == ("out-of-memory", (str(error).partition("\n")[0],))
