@@ -47,11 +47,11 @@ def find_blocks(
     """The blocks of `model` for a call with `batch`. The model's weights may be on any device, also meta.
 
     Embedding and head are what `get_input_embeddings` and `get_output_embeddings` return; the head of a classifier of
-    texts is its `score`. The layers are the largest
-    non-leaf sibling modules of one class that together do at least half of the work. In an encoder-decoder the
-    decoder's embedding and layers follow the encoder's. If either method returns no module, the blocks are the model's
-    segments (`planner.graph.segments`); the first and the last of them take the places of embedding and head. Raises
-    UserError "blocks-not-found", "layers-dropped" or "weight-read-outside".
+    texts is its `score`. The layers are the largest non-leaf sibling modules of one class that together do at least
+    half of the work. In an encoder-decoder the decoder's embedding and layers follow the encoder's. If there is no
+    embedding or no head, the blocks are the model's segments (`planner.graph.segments`); the first and the last of them
+    take the places of embedding and head. Raises UserError "blocks-not-found", "layers-dropped" or
+    "weight-read-outside".
     """
     _refuse_dropped_layers(model)
     device = device or next(iter(batch.values())).device

@@ -48,7 +48,7 @@ class DocumentLoss:
         _given.set(None)  # otherwise they would take memory until the next micro-batch
         shares, count = shares_and_count
         flat = logits.float().view(-1, logits.shape[-1])
-        total = self._weighted_sum(flat, _shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
+        total = self._weighted_sum(flat, shifted(labels).reshape(-1), shares.reshape(-1), IGNORED)
         return total / (count if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -66,12 +66,12 @@ def shares_of(labels: Tensor, position_ids: Tensor | None) -> tuple[Tensor, Tens
     begins = torch.zeros_like(labels) if position_ids is None else (position_ids == 0).long()
     place = (begins.cumsum(1) - 1).clamp(min=0)
     # A document's first token is never learned, so a learned token is predicted by one of the same document.
-    learned = (_shifted(labels) != IGNORED).long()
+    learned = (shifted(labels) != IGNORED).long()
     counts = torch.zeros_like(place).scatter_add(1, place, learned)
     return counts.clamp(min=1).float().reciprocal().gather(1, place), (counts > 0).sum()
 
 
-def _shifted(labels: Tensor) -> Tensor:
+def shifted(labels: Tensor) -> Tensor:
     """The label that each token predicts, [rows, length]; IGNORED for the last token of a row."""
     return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from planner.job.schema import Job
 from planner.keys.preference import DESIRABLE, REFERENCE
+from planner.models.document_loss import shifted
 from planner.models.encoder_decoder import IGNORED
 from planner.models.preferences import PAIR_LOSSES, Side, kto
 
@@ -145,11 +146,6 @@ def without_dropout(model: nn.Module) -> None:
 def counts_of(labels: Tensor) -> Tensor:
     """The number of scored tokens of each row of `labels` [2n, length]; [2n]. A row's first token is never scored."""
     return (labels[:, 1:] != IGNORED).sum(1)
-
-
-def shifted(labels: Tensor) -> Tensor:
-    """The label that each token predicts, [rows, length]; IGNORED for the last token of a row."""
-    return F.pad(labels, (0, 1), value=IGNORED)[:, 1:]
 
 
 def _targets(input_ids: Tensor, labels: Tensor, job: Job) -> Tensor:

@@ -159,7 +159,8 @@ def _train(
             num_items_in_batch=torch.tensor(batches.num_items(step)),
         )
         found.losses.append(float(torch.stack(list(result.losses)).sum()))
-        found.rates.append(float(rate))  # type: ignore[arg-type]
+        assert isinstance(rate, float), "all parameters have one"
+        found.rates.append(rate)
         found.figures.append(pair_figures(job, step, figures_of(result)))
 
 
@@ -180,9 +181,8 @@ def trl_trainer(tmp_path: Path, job: Job, batches: Batches, *, own_head: bool, o
     trainer_class, config_class, of_loss = _trainer_of(job)
     data: Any = trl_batches(job, batches)
 
-    class InOrder(trainer_class):  # type: ignore[misc, valid-type]
-        def get_train_dataloader(self) -> Any:
-            return torch.utils.data.DataLoader(data, batch_size=None)
+    def in_order(_: object) -> Any:
+        return torch.utils.data.DataLoader(data, batch_size=None)
 
     config = config_class(
         output_dir=str(tmp_path / "trl"),
@@ -211,7 +211,7 @@ def trl_trainer(tmp_path: Path, job: Job, batches: Batches, *, own_head: bool, o
             for module in ("trl.trainer.dpo_trainer", "trl.trainer.kto_trainer"):
                 changes.enter_context(patch(f"{module}.add_fused_lm_head", _add_plain_head))
         torch.manual_seed(job.seed)
-        trainer = InOrder(
+        trainer = type(trainer_class.__name__, (trainer_class,), {"get_train_dataloader": in_order})(
             AutoModelForCausalLM.from_pretrained(job.model, dtype=torch.float32),
             args=config,
             train_dataset=Dataset.from_list(records_of(str(job.preference), job.seed)),

@@ -10,7 +10,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -85,7 +85,6 @@ class Comparison:
     layers: int
     device: torch.device
     folder: Path
-    _known: list[bool] = field(default_factory=list)
 
     def run(self, plan: Plan, chain: Chain) -> Outcome:
         """Do the steps under `plan` and in plain PyTorch, and compare them. Raises UserError, also "non-finite" where
@@ -195,17 +194,14 @@ class Comparison:
         return numbers
 
     def _reference(self, score: Score) -> Numbers:
-        """The log-probabilities of the rows of all steps. The first call, that of plain PyTorch, decides the reference
-        with which both train."""
+        """The log-probabilities of the rows of all steps, which become the reference of this side's steps."""
         numbers: Numbers = []
-        (rows, *_), known = self.batches.preferences, self._known
+        rows = self.batches.preferences[0]
         for parts, batches in self.batches.unscored(self.batches.in_steps(self.steps), self.job.slice_rows, 1):
             for part, sums in zip(parts, score(batches), strict=True):
                 scores = sums.cpu()
                 numbers.append((_REFERENCE, f"before step 1, row {part[0]}", scores))
-                if not known:
-                    rows.reference[part] = scores.numpy().reshape(2, -1).T
-        known.append(True)
+                rows.reference[part] = scores.numpy().reshape(2, -1).T
         return numbers
 
 

@@ -97,9 +97,9 @@ def job_of(folder: Path, records: list[dict[str, Any]], **keys: Any) -> Job:
 def rows_of(job: Job, tokenizer: PreTrainedTokenizerFast) -> list[tuple[Row, Row]]:
     found = []
     for document in documents_of(job, tokenizer, pairs=False):
-        chosen, rejected = document.rows
-        found.append(([*chosen], [*rejected]))
-    return found  # type: ignore[return-value]
+        chosen, rejected = ([(int(token), scored) for token, scored in row] for row in document.rows)
+        found.append((chosen, rejected))
+    return found
 
 
 def row(prompt: list[int], answer: list[int]) -> Row:
