@@ -76,10 +76,10 @@ class DataKeys(Keys):
     """For an encoder-decoder, the most tokens of a completion; `max_length` then counts the tokens of a prompt. The key
     is refused for other models."""
     packing: Packing = False
-    """`false`: a row is one document. `true`: a row is as many documents as fit into `max_length`, isolated from each
-    other: positions restart with each, attention stops at its borders, and the loss is that of each document alone.
-    `wrapped`: a row is a piece of `max_length` tokens, cut from all documents one after another, and the documents in a
-    row see each other."""
+    """How documents fill rows; with `false` a row is one document. `true`: a row is as many documents as fit into
+    `max_length`, isolated from each other: positions restart with each, attention stops at its borders, and the loss is
+    that of each document alone. `wrapped`: a row is a piece of `max_length` tokens, cut from all documents one after
+    another, and the documents in a row see each other."""
     group_by_length: Switch = False
     """True: rows of similar length come together, in transformers' order, so there is less padding."""
     min_sample_len: Annotated[Count | None, Field(description="a whole number of tokens, 1 or more, or null")] = None

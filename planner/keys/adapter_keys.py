@@ -50,15 +50,15 @@ class MethodKeys(Keys):
     """These keys say which method trains the model, and which parameters are trained."""
 
     method: Annotated[Literal["full", "lora", "lsp"], Field(description="full, lora or lsp")] = "full"
-    """`full` trains every parameter. `lora` trains adapters on the model's linear layers. `lsp` trains a small matrix
-    at each linear layer ([who should choose it](../how-to/lsp.md))."""
+    """The method of training: `full` trains every parameter. `lora` trains adapters on the model's linear layers. `lsp`
+    trains a small matrix at each linear layer ([who should choose it](../how-to/lsp.md))."""
     trainable: _Patterns = None
-    """Regular expressions such as `[model.layers.1[0-5].mlp, lm_head]`: with `method: full` only those weights are
-    trained whose names begin with a match of one of them; all others are frozen and are written with the rest. With
-    `method: lsp` these weights are trained whole, beside the cores; with `method: lora` the patterns must match all
-    parameters of the adapters by their names in peft. A pattern that matches nothing is refused, and so is `lm_head` if
-    embedding and head are one weight: use the embedding's name. In axolotl's `unfrozen_parameters` a dot means a dot,
-    and rows of a weight (`[:32000]`) are refused."""
+    """The weights that are trained, as regular expressions such as `[model.layers.1[0-5].mlp, lm_head]`: with `method:
+    full` a weight is trained if the beginning of its name matches one of them, and all others are frozen and written
+    with the rest. With `method: lsp` these weights are trained whole, beside the cores; with `method: lora` the
+    patterns must match all parameters of the adapters by their names in peft. A pattern that matches nothing is
+    refused, and so is `lm_head` if embedding and head are one weight: use the embedding's name. In axolotl's
+    `unfrozen_parameters` a dot means a dot, and rows of a weight (`[:32000]`) are refused."""
     trainable_layers: Annotated[
         Annotated[int, Field(ge=-MOST, le=MOST)] | None,
         BeforeValidator(nothing),

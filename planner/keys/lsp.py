@@ -42,8 +42,8 @@ class LspKeys(Keys):
     """The number of rows whose gradient a check computes; these are the next rows in the order of training. null: as
     many rows as have 16,384 tokens at `max_length`."""
     lsp_fit_steps: Annotated[int, Field(ge=0, le=MOST, description="a whole number from 0 to 10^9")] = 0
-    """0: projectors are made of the first singular vectors of the gradient, with orthonormal columns. A larger number:
-    they are learned in so many steps, as in the paper, which takes 100. With `lsp_nonzeros: null` it must be 0."""
+    """The number of steps in which projectors are learned, as in the paper, which takes 100. 0: they are made of the
+    first singular vectors of the gradient, with orthonormal columns. With `lsp_nonzeros: null` it must be 0."""
 
 
 def check_lsp(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:

@@ -33,8 +33,10 @@ class PreferenceKeys(Keys):
     data](../how-to/preferences.md))."""
 
     preference: Annotated[Preference | None, Field(description=f"one of {', '.join(PREFERENCES)}, or null")] = None
-    """The loss of preferences. null: the job learns texts and answers. It cannot be used with `packing`, `method: lsp`,
-    `group_by_length`, `min_sample_len` and encoder-decoders."""
+    """The loss of preferences; null: the job learns texts and answers. `dpo`, `hinge`, `ipo`, `robust` and `kto`
+    compare the model with a reference; `orpo`, `cpo` and `simpo` do not; `reward` trains a reward model, which gives a
+    text a number. `kto` learns from answers that are marked as good or bad, or from pairs, the others from pairs. The
+    key cannot be used with `packing`, `method: lsp`, `group_by_length`, `min_sample_len` and encoder-decoders."""
     preference_beta: Positive = 0.1
     """β of the loss: how much a difference of log-probabilities counts. With losses that have a reference, a greater β
     keeps the model nearer to the reference. With `orpo` it is the weight of the odds ratio, with `ipo` its τ."""

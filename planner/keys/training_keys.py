@@ -81,11 +81,11 @@ class OptimizerKeys(Keys):
         Optim,
         Field(description=f"{CHOICES}; their states need no GPU memory"),
     ] = "adamw_torch_fused"
-    """`adamw_torch_fused` and `adamw_torch` are AdamW with fused kernels. `adamw_8bit` (also `adamw_bnb_8bit`,
-    `paged_adamw_8bit`, `adamw_torch_8bit`) keeps AdamW's moments in 8 bits, so the numbers differ, the host needs 8
-    bytes for each parameter instead of 14, and a CPU needs several times as long for an update. `muon` updates each
-    trained matrix of a layer as `torch.optim.Muon` does (momentum 0.95, Nesterov, five Newton-Schulz steps in bf16; 10
-    bytes for each parameter) and everything else as AdamW does. `adamw_8bit` and `muon` cannot be used with
+    """The optimizer: `adamw_torch_fused` and `adamw_torch` are AdamW with fused kernels. `adamw_8bit` (also
+    `adamw_bnb_8bit`, `paged_adamw_8bit`, `adamw_torch_8bit`) keeps AdamW's moments in 8 bits, so the numbers differ,
+    the host needs 8 bytes for each parameter instead of 14, and a CPU needs several times as long for an update. `muon`
+    updates each trained matrix of a layer as `torch.optim.Muon` does (momentum 0.95, Nesterov, five Newton-Schulz steps
+    in bf16; 10 bytes for each parameter) and everything else as AdamW does. `adamw_8bit` and `muon` cannot be used with
     `disk_paths`."""
     muon_adjust_lr_fn: Annotated[Adjust, Field(description=f"{MATCH_RMS} or {ORIGINAL}")] = MATCH_RMS
     """Muon's factor for the learning rate, as in `torch.optim.Muon`. `match_rms_adamw` is 0.2 √(longer side), for
