@@ -107,7 +107,7 @@ def keys_view(run: RunFolder) -> Json:
 def _defaults() -> Json:
     """Key -> its default, for the keys that have one, in the form in which `resolved.yaml` has them."""
     required = {key: () for key, field in Job.model_fields.items() if field.is_required()}
-    values = Job.model_construct(**required).model_dump(mode="json", warnings=False)
+    values = Job.model_construct(None, **required).model_dump(mode="json", warnings=False)
     return {key: value for key, value in values.items() if key not in required}
 
 

@@ -2,8 +2,6 @@
 
 import { number } from "./words.js";
 
-const HEIGHT = 200;
-
 export class Curves {
   constructor() {
     this.steps = new Map();
@@ -42,11 +40,12 @@ export class Curves {
 }
 
 export class Chart {
-  constructor(figure, lines) {
+  constructor(figure, lines, height = 200) {
     this.place = figure.querySelector(".chart");
+    this.height = height;
     this.lines = lines;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.again());
-    new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height: HEIGHT })).observe(this.place);
+    new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height })).observe(this.place);
   }
 
   again() {
@@ -78,7 +77,7 @@ export class Chart {
     }));
     this.place.replaceChildren();
     this.plot = new uPlot({
-      width: this.place.clientWidth, height: HEIGHT, scales: { x: { time: false } },
+      width: this.place.clientWidth, height: this.height, scales: { x: { time: false } },
       axes: [{ ...axis, size: 28 }, { ...axis, size: 56 }], series: [{ label: "step" }, ...series],
     }, data, this.place);
   }

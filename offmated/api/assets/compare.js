@@ -8,7 +8,7 @@ import { printable } from "./words.js";
 const MOST = 8; // as many as there are colours
 const places = Array(MOST).fill(null); // a job keeps its place, and so its colour, for as long as it is chosen
 const known = new Map(); // the jobs as the lists had them last
-const chart = new Chart(find("#compare"), []);
+const chart = new Chart(find("#compare"), [], 280);
 
 // The box that chooses a job.
 export function box(job, name, done) {

@@ -5,7 +5,11 @@ import { element, find } from "./dom.js";
 
 const read = new Map(); // job -> {of, keys}: asked again when the job has been planned or tried again
 
-const words = (value) => (typeof value === "string" ? value : value === undefined ? "–" : JSON.stringify(value));
+function words(value) {
+  if (typeof value === "string") return value;
+  if (Array.isArray(value) && value.length > 0 && value.every((one) => typeof one === "string")) return value.join("\n");
+  return value === undefined ? "–" : JSON.stringify(value);
+}
 
 export async function keysOf(job) {
   const of = `${job.state} ${job.attempts}`;

@@ -29,7 +29,7 @@ export function addPlaces(rows, jobs, whole, named, reason, done) {
     const job = jobs[number], at = waiting.indexOf(job);
     if (at >= 0) {
       const up = at > 0 ? before(at - 1) : null, down = at + 1 < waiting.length ? before(at + 2) : null;
-      row.cells[0].append(
+      row.cells[0].prepend(
         sign("up", `Move ${named(job)} up`, `up-${job.id}`, up && (() => move(job.id, up))),
         sign("down", `Move ${named(job)} down`, `down-${job.id}`, down && (() => move(job.id, down))),
       );
