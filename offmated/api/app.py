@@ -19,10 +19,11 @@ from offmated.api.limits import Limits
 from offmated.api.page import add_page
 from offmated.api.refusals import add_handlers
 from offmated.api.report import report
-from offmated.api.views import job_view, keys_view
+from offmated.api.views import job_view
 from offmated.jobs import listing, queue_changes
 from offmated.jobs.adopt import adopt, unknown
 from offmated.jobs.clean import clean
+from offmated.jobs.job_keys import keys_of
 from offmated.jobs.listing import Page, newest, one
 from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
@@ -190,7 +191,8 @@ def show_job(job_id: JobId, use: Use) -> Json:
 def show_keys(job_id: JobId, use: Use) -> Json:
     """The job's keys as offmate understands them, with all defaults: {"keys", "changed"}. `changed` names those whose
     values are not the defaults."""
-    return keys_view(RunFolder(Path(use.store.job(job_id).run_dir)))
+    keys, changed = keys_of(RunFolder(Path(use.store.job(job_id).run_dir)))
+    return {"keys": keys, "changed": changed}
 
 
 def show_plan(job_id: JobId, use: Use) -> Json | None:

@@ -13,7 +13,6 @@ from offmated.jobs.queue_turns import Turn
 from offmated.jobs.states import LARGEST_ID, MOST_PRIORITY
 from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
 from planner.errors import Exit, UserError
-from planner.keys.source import shown
 from planner.units import printable
 
 MOST_JOBS = 200
@@ -67,7 +66,7 @@ class Submission(AskedTurn):
         if not path.is_absolute():
             raise UserError(
                 f"The folder of {self.name} is not an absolute path.",
-                numbers=(f"it is {shown(self.folder)}", "relative paths in the file start there"),
+                numbers=(f'it is "{self.folder}"', "relative paths in the file start there"),
                 code="relative-folder",
                 exit_code=Exit.USAGE,
                 hint="give it from the root, as in /data/jobs, or from your home folder, as in ~/jobs",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from dataclasses import asdict, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from offmated.jobs.room import waiting_words
 from offmated.jobs.states import FINAL, TAKEN_FROM, Hold, JobState, StopReason
 from offmated.jobs.table import JobRow
 from offmated.repeated_errors import RepeatedErrors
-from planner.job.schema import Job
-from planner.keys.source import read_text, read_yaml
 from planner.run.events import PAIR_FIGURES
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
@@ -93,22 +90,6 @@ def job_view(job: Listed) -> Json:
             steps = replace(steps, progress=known | behind)
         return view | _figures(row, steps, plan_of(run))
     return view | _figures(row, NO_STEPS, None)
-
-
-def keys_view(run: RunFolder) -> Json:
-    """The JSON object by which `GET /jobs/{id}/keys` describes a job's keys. Raises UserError where `resolved.yaml`
-    cannot be read."""
-    keys = read_yaml(read_text(run.resolved, longest=None), run.resolved.name, longest=None).values
-    usual = _defaults() | {"tokenizer": keys.get("model"), "tokenizer_revision": keys.get("model_revision")}
-    return {"keys": keys, "changed": [key for key, value in keys.items() if key not in usual or usual[key] != value]}
-
-
-@cache
-def _defaults() -> Json:
-    """Key -> its default, for the keys that have one, in the form in which `resolved.yaml` has them."""
-    required = {key: () for key, field in Job.model_fields.items() if field.is_required()}
-    values = Job.model_construct(None, **required).model_dump(mode="json", warnings=False)
-    return {key: value for key, value in values.items() if key not in required}
 
 
 def _figures(row: JobRow, steps: Steps, plan: Json | None) -> Json:
