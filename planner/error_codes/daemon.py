@@ -216,6 +216,10 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "An address in `notify` is not one that apprise knows, or it is not in the settings any more.",
             "Write an address as apprise documents it, such as `ntfy://topic`, and restart the daemon.",
         ),
+        "relative-folder": (
+            "The folder of a submitted file is not an absolute path.",
+            "Give the folder from the root (`/data/jobs`) or from your home folder (`~/jobs`).",
+        ),
         "no-notify": (
             "The settings have no address for messages.",
             "Set `notify` in config.toml, and restart the daemon.",

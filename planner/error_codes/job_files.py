@@ -120,6 +120,16 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "Leave `--device` out, or run `offmate doctor`.",
         ),
     },
+    "offmate init": {
+        "file-exists": (
+            "`offmate init` would overwrite a file.",
+            "Choose another name with `--output`, or give `--force`.",
+        ),
+        "does-not-fit": (
+            "No way to train, neither in full nor with LoRA, fits the card with this model and data.",
+            "Choose a smaller model, data with shorter rows, or another card.",
+        ),
+    },
     "Missing packages and programs": {
         "peft-missing": (
             "LoRA needs the package peft.",
