@@ -111,8 +111,10 @@ def test_the_version_is_one_everywhere() -> None:
 
 
 def test_the_names_for_python_come_from_the_wheel(environment: Path, home: Path) -> None:
-    code = "from offmate import __version__, certify, plan, prepare; "
+    code = (
+        "from offmate import __version__, certify, plan, prepare; "
         "print(__version__, all(map(callable, (certify, plan, prepare))))"
+    )
     done = run(environment, home, "python", "-c", code)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert (done.returncode, done.stdout.strip()) == (0, f"{version} True"), done.stderr
