@@ -17,7 +17,7 @@ demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 docs: $(INSTALLED)
-	$(BIN)/offmate keys > docs/keys.md
+	$(BIN)/offmate keys --tool all > docs/keys.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -209,6 +209,8 @@ def test_a_move_that_came_too_late_is_told_as_commands_tell_it(page: Browser, sh
     page.page.wait_for_selector(f"[data-at=up-{number}]")
     page.ask("import('/page/dom.js').then(dom => { window.old = dom.find('#queue tbody tr:last-child .up'); })")
     shared.client.cancel(number)
+    # A job that is being planned is cancelled when its planner has ended.
+    until(lambda: shared.job(number)["state"] == "cancelled", "it is cancelled")
     page.ask("window.old.click()")
     page.page.wait_for_selector("#ask[open]")
     with pytest.raises(UserError) as caught:
