@@ -15,8 +15,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from planner.units import format_bytes
-from worker.api import prepare
+from offmate import prepare
 
 ROWS, LENGTH = 8, 64
 
@@ -51,8 +50,8 @@ def main(steps: int) -> float:
     engine = prepare(model, batch_of(text, 0), optimizer=optimizer, gpu_budget="16MB", max_grad_norm=1.0, measure=False)
 
     print(
-        f"The device holds {format_bytes(engine.plan.gpu_peak_bytes)} at most; weights, gradients and moments alone "
-        f"are {format_bytes(16 * sum(p.numel() for p in model.parameters()))}."
+        f"The device holds {engine.plan.gpu_peak_bytes / 1e6:.1f} MB at most; weights, gradients and moments alone "
+        f"are {16 * sum(p.numel() for p in model.parameters()) / 1e6:.1f} MB."
     )
     for step in range(steps):
         loss = engine.step(batch_of(text, step))

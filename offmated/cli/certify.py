@@ -97,7 +97,7 @@ def _process(check: str, subject: str, options: dict[str, Any], handed_on: tuple
     state = Paths.from_environment().state
     with (
         _job(subject, options) as job,
-        _own_folder(state if state.is_dir() else None) as folder,
+        own_folder(state if state.is_dir() else None) as folder,
     ):
         url = planner_process.database()
         words = [f"--{name}={options[name]}" for name in handed_on if options[name] is not None]
@@ -131,7 +131,7 @@ def _job(subject: str, options: dict[str, Any]) -> Iterator[list[str]]:
 
 
 @contextmanager
-def _own_folder(state: Path | None) -> Iterator[str]:
+def own_folder(state: Path | None) -> Iterator[str]:
     """A temporary folder in the folder `state`, as a copy of the trained weights may be too large for /tmp; in /tmp
     where `state` is None. Folders left by killed commands are removed first."""
     for abandoned in state.glob(f"{_FOLDER}*") if state is not None else ():

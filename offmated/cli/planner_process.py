@@ -88,10 +88,10 @@ def make_plan(file: Path, options: Mapping[str, Any], news: News) -> dict[str, A
     Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
     when the planner refuses: by then it has said why on stderr."""
     job = job_of(file, options)
-    _check_as_submitted(job, file.absolute().parent)
+    check_as_submitted(job, file.absolute().parent)
     with resolved(job) as path:
         news({"doing": "reading the data"})
-        counted, planned_for = _rows(job, path)
+        counted, planned_for = count_rows(job, path)
         url = database()
         known = [*(["--database", url] if url else []), *(["--counted", json.dumps(counted)] if counted else [])]
         try:
@@ -105,7 +105,7 @@ def make_plan(file: Path, options: Mapping[str, Any], news: News) -> dict[str, A
     return document | {"planned_for": planned_for}
 
 
-def _check_as_submitted(job: Job, folder: Path) -> None:
+def check_as_submitted(job: Job, folder: Path) -> None:
     """Raise the UserError with which the daemon would refuse the job, since a plan of it would be useless. Data of the
     hub need not be at hand, as rows of `max_length` are planned then. `folder`: the folder of the job file."""
     wrong = Errors()
@@ -116,7 +116,7 @@ def _check_as_submitted(job: Job, folder: Path) -> None:
     wrong.refuse()
 
 
-def _rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
+def count_rows(job: Job, path: Path) -> tuple[dict[str, Any] | None, str]:
     """The counts of the job's data, None where the data are not at hand or cannot be read; and in words, for which rows
     the job is planned."""
     why = why_not_at_hand(job)
@@ -189,7 +189,7 @@ def question(file: Path | None, options: Mapping[str, Any]) -> Job:
             folder,
             name=file.name,
             told=keys_of(settings),
-            machine_bf16=_machine_computes_bf16(options),
+            machine_bf16=machine_computes_bf16(options),
         )
     text = with_settings(with_budgets(short_form(options), *budgets), settings)
     try:
@@ -204,7 +204,7 @@ def question(file: Path | None, options: Mapping[str, Any]) -> Job:
 def short_form(options: Mapping[str, Any]) -> str:
     """The text of the job file that `--model` stands for: by default full fine-tuning in bf16, or in fp32 on a card
     without bf16, in steps of 8 micro-batches of one row."""
-    bf16 = "fp32" not in options and _machine_computes_bf16(options)
+    bf16 = "fp32" not in options and machine_computes_bf16(options)
     values: dict[str, Any] = {"model": options["model"], "bf16": bf16}
     rows = yaml.safe_load(options.get("batch_size", "1"))
     total = any(CANONICAL.get(text.partition("=")[0]) == "train_batch_size" for text in options.get("settings", ()))
@@ -222,7 +222,7 @@ def short_form(options: Mapping[str, Any]) -> str:
     return yaml.safe_dump(values, sort_keys=False)
 
 
-def _machine_computes_bf16(options: Mapping[str, Any]) -> bool:
+def machine_computes_bf16(options: Mapping[str, Any]) -> bool:
     """Whether the machine that `--hardware` names computes in bf16, or all that `--compare` names. For a file that is
     the card's matter that it names; a file without one, or with a mistake, of which the planner's process tells, counts
     as one that does."""

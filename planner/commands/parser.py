@@ -155,7 +155,7 @@ def _infeasible(chain: Chain, hardware: Hardware, options: argparse.Namespace, e
 def _ask(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
     pictures = Pictures.wanted(options)
     job = Job.question(read_text(options.job), options.job.absolute().parent)
-    hardware = _machine_for(job, options)
+    hardware = machine_for(job, options)
     cache = _cache(options.database)
     config = config_text(job.model) if cache is not None else None
     key = answer_key(job.resolved_yaml(), config, hardware) if config is not None else None
@@ -185,7 +185,7 @@ def _several(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
     names = [name.strip() for name in options.hardware.split(",") if name.strip()]
     if not names:
         raise UserError("No machine is named.", code="usage", hint="offmate plan --help", exit_code=Exit.USAGE)
-    machines = [_machine_for(job, argparse.Namespace(**{**vars(options), "hardware": name})) for name in names]
+    machines = [machine_for(job, argparse.Namespace(**{**vars(options), "hardware": name})) for name in names]
     pictures = Pictures.wanted(argparse.Namespace(trace=None, html=options.html))
     traces, cache, tell = Traces(options.traces), _cache(options.database), InLines(answers)
     if options.frontier:
@@ -198,7 +198,7 @@ def _several(options: argparse.Namespace, answers: TextIO) -> tuple[Exit, Json]:
     return Exit.DONE if fits else Exit.DOES_NOT_FIT, [to_json(receipt) for receipt in receipts]
 
 
-def _machine_for(job: Job, options: argparse.Namespace) -> Hardware:
+def machine_for(job: Job, options: argparse.Namespace) -> Hardware:
     """The machine that `options` name or give as a file, as the job uses it. Raises UserError."""
     hardware = _hardware(options, bf16=job.bf16)
     if not (optimizer := OPTIMIZERS[job.optim]).on_disk:

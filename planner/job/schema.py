@@ -202,18 +202,22 @@ class Job(AdapterKeys, LspKeys, LossKeys, PreferenceKeys):
         return cls.parse(read_text(path), path.parent, name=path.name)
 
     @classmethod
-    def parse(cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()) -> Job:
+    def parse(
+        cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
+    ) -> Job:
         """Return the job in the YAML `text`. `folder`: where relative paths start. `name`: the file's name in errors.
-        `told`: keys that were set on the command line (--set), which errors say. Raises UserError (exit 2)."""
-        return cls.parse_with_notes(text, folder, name=name, told=told)[0]
+        `in_lines`: the text comes from a file, so errors name its lines. `told`: keys that were set on the command line
+        (--set), which errors say. Raises UserError (exit 2)."""
+        return cls.parse_with_notes(text, folder, name=name, in_lines=in_lines, told=told)[0]
 
     @classmethod
     def parse_with_notes(
-        cls, text: str, folder: Path, *, name: str = "job.yaml", told: Collection[str] = ()
+        cls, text: str, folder: Path, *, name: str = "job.yaml", in_lines: bool = True, told: Collection[str] = ()
     ) -> tuple[Job, tuple[str, ...]]:
         """Return the job in the YAML `text`, and notes for the user on values that work differently here than in the
         tool that the file was written for. The arguments are those of `parse`. Raises UserError (exit 2)."""
         source = replace(read_yaml(text, name, allow_unclear=True), told=frozenset(told))
+        source = source if in_lines else replace(source, lines={})
         job, notes = cls._checked(source, Path(folder).absolute())
         return job, (*notes, *job.notes)
 

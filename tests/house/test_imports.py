@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 
-HOUSE = ("planner", "worker", "offmated")
+HOUSE = ("planner", "worker", "offmated", "offmate")
 MAY_IMPORT = {
     # folder: the folders it may import; everyone may import the root of its package, which imports no folder
     "planner": (),
@@ -170,6 +170,8 @@ MAY_IMPORT = {
         "planner.schedule",
         "planner.machine",
     ),
+    # offmate.job_plan and offmate.questions; offmate itself and offmate.child are entries
+    "offmate": ("planner.reports", "offmated.cli"),
     "offmated": ("planner.run",),
     "offmated.jobs": (
         "planner.job",
@@ -210,10 +212,17 @@ ENTRIES = {
     "worker.torch_optimizers",
     "worker.trainer",
     "offmated.command",
+    "offmate",
+    "offmate.child",
 }
 """What people and processes start; beside these every `__main__` and `tasks`. They may import any folder of their
 package and of the packages below it, and nothing imports them but another entry."""
-BELOW = {"planner": ("planner",), "worker": ("worker", "planner"), "offmated": ("offmated",)}
+BELOW = {
+    "planner": ("planner",),
+    "worker": ("worker", "planner"),
+    "offmated": ("offmated",),
+    "offmate": ("offmate", "offmated", "worker", "planner"),
+}
 EDGES = {"planner.tasks": "offmated.jobs", "worker.tasks": "offmated.jobs"}
 """The two modules that RQ runs, and what they may use of offmated."""
 TORCH_FREE = (
@@ -358,6 +367,11 @@ def test_what_few_jobs_need_is_imported_by_those_that_need_it() -> None:
         ("offmated.api.app", "planner.cpu.meter", False),
         ("offmated.api.app", "worker.trainer", False),
         ("offmated.jobs.store", "offmated.service.daemon", False),
+        ("offmate.questions", "offmated.cli.planner_process", True),
+        ("offmate.questions", "worker.api", False),
+        ("offmate.child", "planner.commands.ask", True),
+        ("offmated.cli.client", "offmate.questions", False),
+        ("worker.api", "offmate.job_plan", False),
     ],
 )
 def test_the_rule_knows_right_from_wrong(source: str, target: str, verdict: bool) -> None:
@@ -365,7 +379,7 @@ def test_the_rule_knows_right_from_wrong(source: str, target: str, verdict: bool
 
 
 def test_packages_do_nothing_when_imported() -> None:
-    for package in ("planner", "worker", "offmated"):
+    for package in ("planner", "worker", "offmated"):  # that of `offmate` gives names, and is tried below
         tree = ast.parse((ROOT / package / "__init__.py").read_text("utf-8"))
         assert not list(imports(package, ROOT / package / "__init__.py"))
         assert all(isinstance(node, ast.Expr | ast.Assign | ast.AnnAssign) for node in tree.body)
@@ -382,6 +396,17 @@ def test_the_command_line_loads_nothing_heavy() -> None:
     command_line = [name for name in modules() if name == "offmated.cli" or name.startswith("offmated.cli.")]
     loaded = loaded_by(f"import {', '.join(command_line)}")
     assert {"offmated", "click"} <= loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_importing_offmate_loads_none_of_its_packages() -> None:
+    assert loaded_by("import offmate").isdisjoint({*HEAVY, "planner", "worker", "offmated", "yaml"})
+
+
+def test_what_asks_about_a_job_from_python_loads_nothing_heavy() -> None:
+    names = "JobPlan, UserError, Certificate, plan, certify, __version__"
+    loaded = loaded_by(f"from offmate import {names}")
+    assert "planner" in loaded
     assert loaded.isdisjoint(HEAVY)
 
 

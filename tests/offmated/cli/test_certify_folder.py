@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from offmated.cli.certify import _own_folder, answered
+from offmated.cli.certify import answered, own_folder
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from offmated.cli.certify import _own_folder
+from offmated.cli.certify import own_folder
 
-with _own_folder(Path(sys.argv[1])) as folder:
+with own_folder(Path(sys.argv[1])) as folder:
     (Path(folder) / "copy").write_text("of what is trained")
     os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -27,9 +27,9 @@ def test_the_next_command_removes_what_a_killed_one_left_and_nothing_else(tmp_pa
     subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False)
     (left,) = set(tmp_path.iterdir()) - {tmp_path / ".certify-mine"}
     assert (left / "copy").is_file(), "nobody could remove it"
-    with _own_folder(tmp_path) as one:
+    with own_folder(tmp_path) as one:
         assert not left.exists()
-        with _own_folder(tmp_path) as other:
+        with own_folder(tmp_path) as other:
             assert Path(one).is_dir() and Path(other).is_dir(), "that of a living one stays"
     assert list(tmp_path.iterdir()) == [tmp_path / ".certify-mine"]
 

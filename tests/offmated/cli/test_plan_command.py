@@ -413,7 +413,7 @@ def test_a_plan_says_for_which_rows_it_is_and_why_where_nobody_counted_them(shel
     ):
         job = planner_process.job_of(Path("job.yaml"), {"settings": words})
         with planner_process.resolved(job) as resolved:
-            counted, planned_for = planner_process._rows(job, resolved)
+            counted, planned_for = planner_process.count_rows(job, resolved)
         assert planned_for == f"planned for {told}"
         assert (counted is None) == bool(words), "rows of max_length are planned for where nobody counted"
 
