@@ -21,7 +21,8 @@ def test_the_image_is_made_of_files_that_are_there_and_of_all_packages() -> None
     assert all((ROOT / name).exists() for name in copied), copied
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wheel = project["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert {*wheel["packages"], *wheel["force-include"], project["project"]["readme"]} <= copied
+    metadata = project["project"]
+    assert {*wheel["packages"], *wheel["force-include"], metadata["readme"], *metadata["license-files"]} <= copied
     (extras,) = re.findall(r'"\.\[([a-z,]+)\]"', DOCKERFILE)
     assert set(extras.split(",")) <= project["project"]["optional-dependencies"].keys()
 

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from offmated.cli import main
-from offmated.version import API
+from offmated.version import API, release
 from planner.errors import Exit
 
 COMMANDS = (["status"], ["status", "--json"], ["show", "1"], ["show", "2"], ["show", "6"], ["show", "1", "--json"])
@@ -139,7 +139,7 @@ def test_the_words_for_another_version_say_what_to_type(daemon: Daemon) -> None:
     assert result.stderr == (
         "The daemon is of another version of offmate.\n"
         "  the daemon is older, its API 1\n"
-        f"  this command is 0.1.0, its API {API}\n"
+        f"  this command is {release()}, its API {API}\n"
         "  hint: offmate down, then offmate up; jobs go on from a checkpoint   [other-version]\n"
     )
 
@@ -156,7 +156,7 @@ def test_a_daemon_of_a_version_to_come_is_said_to_be_one(daemon: Daemon) -> None
 
 def test_an_older_daemon_does_not_begin_from_the_start_a_job_that_is_to_go_on(daemon: Daemon) -> None:
     """It ignored fields that it did not know: to a plain `rerun` it says yes."""
-    daemon.answer({"/health": {"api": 5, "version": "0.1.0"}, "/jobs/1/rerun": {"id": 2}})
+    daemon.answer({"/health": {"api": 5, "version": "0.1"}, "/jobs/1/rerun": {"id": 2}})
     for words in (["--epochs", "5"], ["--max-steps", "900"]):
         result = offmate("rerun", "1", *words)
         assert (result.exit_code, result.stderr.splitlines()[0]) == (1, "The daemon is of another version of offmate.")
@@ -164,7 +164,7 @@ def test_an_older_daemon_does_not_begin_from_the_start_a_job_that_is_to_go_on(da
 
 
 def test_our_own_mistakes_are_not_blamed_on_the_daemon(daemon: Daemon) -> None:
-    daemon.answer({"/health": {"api": API, "version": "0.1.0"}, "/jobs": {}, "/queue": {}})
+    daemon.answer({"/health": {"api": API, "version": "0.1"}, "/jobs": {}, "/queue": {}})
     assert isinstance(offmate("status").exception, KeyError)
 
 
@@ -190,6 +190,6 @@ def test_a_submission_to_an_older_daemon_is_not_followed_into_a_traceback(daemon
         "progress": None,
         "reason": "",
     }
-    daemon.answer({"/health": {"api": 6, "version": "0.1.0"}, "/jobs": job, "/jobs/1": job})
+    daemon.answer({"/health": {"api": 6, "version": "0.1"}, "/jobs": job, "/jobs/1": job})
     result = offmate("submit", str(tmp_path / "job.yaml"), "--follow")
     assert (result.exit_code, result.stderr.splitlines()[0]) == (1, "The daemon is of another version of offmate.")
