@@ -20,17 +20,30 @@ if TYPE_CHECKING:
     from offmate.job_plan import JobPlan
     from offmate.questions import certify, plan
     from planner.errors import UserError
-    from planner.reports.certificate import Certificate
+    from planner.reports.certificate import Certificate, Difference, Finding
     from worker.api import LoopEngine as Engine
     from worker.api import prepare
 
     __version__: str
 
-__all__ = ["Certificate", "Engine", "JobPlan", "UserError", "__version__", "certify", "plan", "prepare"]
+__all__ = [
+    "Certificate",
+    "Difference",
+    "Engine",
+    "Finding",
+    "JobPlan",
+    "UserError",
+    "__version__",
+    "certify",
+    "plan",
+    "prepare",
+]
 
 _HOMES = {
     "Certificate": ("planner.reports.certificate", "Certificate"),
+    "Difference": ("planner.reports.certificate", "Difference"),
     "Engine": ("worker.api", "LoopEngine"),
+    "Finding": ("planner.reports.certificate", "Finding"),
     "JobPlan": ("offmate.job_plan", "JobPlan"),
     "UserError": ("planner.errors", "UserError"),
     "certify": ("offmate.questions", "certify"),

@@ -125,8 +125,15 @@ class Room:
 
 
 class UserError(Exception):
-    """An error that a person can act on. `needs`: the free space without which the error will happen again, if known.
-    `had_bytes`: if some memory was too small, how many bytes it had, if known.
+    """An error that a person can act on.
+
+    what        what is wrong, in a sentence
+    code        the kind of error, in a word that stays the same
+    numbers     the figures, names and places that belong to it, one text each
+    hint        what to type next; "" if nothing is known to help
+    exit_code   the exit code of a command that ends with it
+    needs       the free space without which the error will happen again, if known
+    had_bytes   if some memory was too small, how many bytes it had, if known
 
     `str()` gives the full text as printed: the sentence, its numbers one per line, the hint, the code. Characters that
     would steer a terminal are replaced: the text may contain names and data.

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests import ROOT
+
+PACKAGES = {"offmate", "planner", "worker", "offmated"}
 
 
 @pytest.fixture(scope="module")
@@ -67,19 +73,54 @@ def run(environment: Path, home: Path, *command: str) -> subprocess.CompletedPro
     )
 
 
-def test_the_wheel_has_the_three_packages_and_the_migrations_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_has_the_four_packages_and_the_migrations_and_nothing_else(wheel: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     tops = {name.split("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"planner", "worker", "offmated"}
+    assert {top for top in tops if not top.endswith(".dist-info")} == PACKAGES
     code = {"planner/cpu/adamw.c", "planner/arrange/pack.c", "worker/runtime/arena.c", "worker/runtime/segments.h"}
-    assert {"offmated/migrations/env.py", *code} <= set(names)
+    typed = {f"{package}/py.typed" for package in PACKAGES}
+    assert {"offmated/migrations/env.py", *code, *typed} <= set(names)
     assert any(name.startswith("offmated/migrations/versions/") for name in names)
 
 
 def test_the_code_comes_from_the_wheel(environment: Path, home: Path) -> None:
-    code = "import planner, worker, offmated; print(planner.__file__, worker.__file__, offmated.__file__)"
-    for file in run(environment, home, "python", "-c", code).stdout.split():
+    code = "import offmate, planner, worker, offmated as d; print(*(m.__file__ for m in (offmate, planner, worker, d)))"
+    files = run(environment, home, "python", "-c", code).stdout.split()
+    assert len(files) == len(PACKAGES)
+    for file in files:
         assert Path(file).is_relative_to(environment), file
+
+
+def test_its_metadata_name_version_licence_and_authors(wheel: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    with zipfile.ZipFile(wheel) as archive:
+        (folder,) = {name.split("/")[0] for name in archive.namelist() if ".dist-info/" in name}
+        metadata = email.message_from_bytes(archive.read(f"{folder}/METADATA"))
+        assert archive.read(f"{folder}/licenses/LICENSE") == (ROOT / "LICENSE").read_bytes()
+    assert metadata["Version"] == project["version"]
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert metadata["Author"] == "offmate contributors"
+    assert metadata["Description-Content-Type"] == "text/markdown"
+
+
+def test_the_version_is_one_everywhere() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
+    headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[:2] == ["Unreleased", version]
+
+
+def test_the_names_for_python_come_from_the_wheel(environment: Path, home: Path) -> None:
+    code = (
+        "from offmate import __version__, certify, plan, prepare; print(__version__, certify, plan, prepare.__module__)"
+    )
+    done = run(environment, home, "python", "-c", code)
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert (done.returncode, done.stdout.strip()) == (0, version), done.stderr
+    # Its process of its own is found, too.
+    code = "import offmate\ntry: offmate.plan('none.yaml')\nexcept offmate.UserError as error: print(error.code)"
+    done = run(environment, home, "python", "-c", code)
+    assert (done.returncode, done.stdout.strip()) == (0, "missing-file"), done.stderr
 
 
 def test_an_installed_wheel_starts_a_daemon_and_migrates_its_database(environment: Path, home: Path) -> None:
