@@ -53,6 +53,6 @@ What to type next, in this shell:
     offmate certify examples/pydoc.yaml                   # every loss, weight and moment against plain PyTorch's
     offmate down
 
-A job of your own is a file of a few lines: docs/jobs.md. What the demo made is in $PWD/.demo; a kernel
+A job of your own is a file of a few lines; offmate keys lists its keys. What the demo made is in $PWD/.demo; a kernel
 that it built for this processor is in ${XDG_CACHE_HOME:-$HOME/.cache}/offmate, and serves your jobs, too.
 END

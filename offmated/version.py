@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-API = 15
+API = 16
 """The version of requests and answers: raised by one whenever a field is added, removed or changes its meaning."""
 
 

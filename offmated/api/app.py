@@ -23,11 +23,12 @@ from offmated.api.views import job_view
 from offmated.jobs import listing, queue_changes
 from offmated.jobs.adopt import adopt, unknown
 from offmated.jobs.clean import clean
+from offmated.jobs.job_keys import keys_of
 from offmated.jobs.listing import Page, newest, one
 from offmated.jobs.retry import retry
 from offmated.jobs.states import FINAL, LARGEST_ID, JobState, StopReason
 from offmated.jobs.store import Store
-from offmated.jobs.submission import rerun, submit
+from offmated.jobs.submission import check, rerun, submit
 from offmated.jobs.table import KEY_LENGTH
 from offmated.paths import Paths
 from planner.errors import Exit, UserError
@@ -81,9 +82,11 @@ def make_app(services: Services) -> FastAPI:
     app.get("/healthz")(healthz)
     app.get("/metrics")(metrics)
     app.post("/jobs", status_code=201)(submit_job)
+    app.post("/jobs/check")(check_job)
     app.get("/jobs")(list_jobs)
     app.get("/queue")(list_queue)
     app.get("/jobs/{job_id}")(show_job)
+    app.get("/jobs/{job_id}/keys")(show_keys)
     app.get("/jobs/{job_id}/plan")(show_plan)
     app.get("/jobs/{job_id}/plan.html")(show_plan_page)
     app.get("/jobs/{job_id}/logs")(show_log)
@@ -128,7 +131,7 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
         use.store,
         use.paths,
         body.yaml,
-        Path(body.folder),
+        body.base(),
         body.name,
         idempotency_key,
         body.turn(),
@@ -137,6 +140,21 @@ def submit_job(body: Submission, use: Use, idempotency_key: Key = None) -> Json:
     )
     use.wake()
     return show_job(row.id, use)
+
+
+def check_job(body: Submission, use: Use) -> Json:
+    """Check a job as `POST /jobs` does, and take nothing in: {"name", "notes"}, or 422 with the error's fields."""
+    name, notes = check(
+        use.store,
+        use.paths,
+        body.yaml,
+        body.base(),
+        body.name,
+        body.turn(),
+        use.window,
+        settings=body.settings,
+    )
+    return {"name": name, "notes": notes}
 
 
 def list_jobs(
@@ -168,6 +186,13 @@ def _page(page: Page) -> Json:
 def show_job(job_id: JobId, use: Use) -> Json:
     """Everything about one job, in the form of `job_view`."""
     return job_view(one(use.store, job_id))
+
+
+def show_keys(job_id: JobId, use: Use) -> Json:
+    """The job's keys as offmate understands them, with all defaults: {"keys", "changed"}. `changed` names those whose
+    values are not the defaults."""
+    keys, changed = keys_of(RunFolder(Path(use.store.job(job_id).run_dir)))
+    return {"keys": keys, "changed": changed}
 
 
 def show_plan(job_id: JobId, use: Use) -> Json | None:

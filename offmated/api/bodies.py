@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -10,6 +12,7 @@ from offmated.jobs.longer import Length
 from offmated.jobs.queue_turns import Turn
 from offmated.jobs.states import LARGEST_ID, MOST_PRIORITY
 from offmated.jobs.table import KEY_LENGTH, WINDOW_LENGTH
+from planner.errors import Exit, UserError
 from planner.units import printable
 
 MOST_JOBS = 200
@@ -46,13 +49,29 @@ class AskedTurn(Body):
 
 
 class Submission(AskedTurn):
-    """A job that is submitted, with its file's text in `yaml`. Relative paths in it are below `folder`; errors call the
-    file `name`. `settings`, each "KEY=VALUE", override the file."""
+    """A job that is submitted, with its file's text in `yaml`. Relative paths in it are below `folder`, an absolute
+    path that may begin with `~`; errors call the file `name`. `settings`, each "KEY=VALUE", override the file."""
 
     yaml: str
     folder: str
     name: str = "job.yaml"
     settings: Annotated[list[str], Field(max_length=MOST_SETTINGS)] = []
+
+    def base(self) -> Path:
+        """`folder` as an absolute path. Raises UserError `relative-folder`: the daemon's own folder means nothing to
+        whoever submits."""
+        path = Path(self.folder)
+        with suppress(RuntimeError):  # nobody has that home
+            path = path.expanduser()
+        if not path.is_absolute():
+            raise UserError(
+                f"The folder of {self.name} is not an absolute path.",
+                numbers=(f'it is "{self.folder}"', "relative paths in the file start there"),
+                code="relative-folder",
+                exit_code=Exit.USAGE,
+                hint="give it from the root, as in /data/jobs, or from your home folder, as in ~/jobs",
+            )
+        return path
 
 
 class AskedLonger(AskedTurn):

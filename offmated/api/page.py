@@ -14,10 +14,20 @@ FILES = {
     "page.css": "text/css; charset=utf-8",
     "uPlot.min.css": "text/css; charset=utf-8",
     "uPlot.iife.min.js": "text/javascript; charset=utf-8",
-    "api.js": "text/javascript; charset=utf-8",
-    "charts.js": "text/javascript; charset=utf-8",
-    "words.js": "text/javascript; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
+    **dict.fromkeys(
+        (
+            "api.js",
+            "charts.js",
+            "compare.js",
+            "dom.js",
+            "keys.js",
+            "page.js",
+            "places.js",
+            "submit.js",
+            "words.js",
+        ),
+        "text/javascript; charset=utf-8",
+    ),
 }
 #: The page takes scripts and answers only from this daemon; no other page may frame it or learn its address.
 HEADERS = {

@@ -195,7 +195,7 @@ def question(file: Path | None, options: Mapping[str, Any]) -> Job:
     try:
         return Job.question(text, Path.cwd(), name="The question", in_lines=False, told=keys_of(settings))
     except UserError as error:
-        hint = "offmate plan --help; docs/jobs.md lists the keys for --set"
+        hint = "offmate plan --help; `offmate keys` lists the keys for --set"
         raise UserError(
             error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code
         ) from None

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offmated.jobs.job_text import keys_of, notes_on_settings, settings_in, with_settings
@@ -62,17 +62,57 @@ def submit(
     text = with_settings(yaml_text, settings)
 
     def take_in() -> tuple[JobRow, tuple[str, ...]]:
-        wrong = Errors()
-        with wrong.apart():
-            job, notes = Job.parse_with_notes(text, folder, name=file_name, told=keys_of(settings))
-        if wrong.found:
-            _check_turn(store, turn, turn.window or window, wrong)
-            wrong.refuse()
-        notes = (*notes_on_settings(yaml_text, settings), *notes)
+        job, notes = _parsed(store, yaml_text, text, folder, file_name, turn, window, settings)
         name = name_of(job, file_name, folder)
         return _take_in(store, paths, job, notes, text, key, turn, window, name=name, folder=folder)
 
     return _once(store, key, text, take_in)
+
+
+def check(
+    store: Store,
+    paths: Paths,
+    yaml_text: str,
+    folder: Path,
+    file_name: str = "job.yaml",
+    turn: Turn = AT_ONCE,
+    window: str | None = None,
+    *,
+    settings: Sequence[str] = (),
+) -> tuple[str, tuple[str, ...]]:
+    """Check a job as `submit` does, and keep nothing of it. Returns the name that lists would show, and the notes to
+    the user. The arguments and the errors are those of `submit`. Two things are found only by `submit`, which reads the
+    data whole: whether another job did the same work, and whether a file cannot be read to its end."""
+    text = with_settings(yaml_text, settings)
+    job, notes = _parsed(store, yaml_text, text, folder, file_name, turn, window, settings)
+    draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
+    try:
+        draft.mkdir(mode=0o700)
+        looked = _look(store, paths, RunFolder(draft), job, text, turn, window, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return name_of(job, file_name, folder), (*notes, *taken_from_hub(job), *looked.notes)
+
+
+def _parsed(
+    store: Store,
+    yaml_text: str,
+    text: str,
+    folder: Path,
+    file_name: str,
+    turn: Turn,
+    window: str | None,
+    settings: Sequence[str],
+) -> tuple[Job, tuple[str, ...]]:
+    """The job in `text`, which is `yaml_text` with `settings` in it, and notes on what its file says. A wrong turn is
+    raised together with the file's mistakes."""
+    wrong = Errors()
+    with wrong.apart():
+        job, notes = Job.parse_with_notes(text, folder, name=file_name, told=keys_of(settings))
+    if wrong.found:
+        _check_turn(store, turn, turn.window or window, wrong)
+        wrong.refuse()
+    return job, (*notes_on_settings(yaml_text, settings), *notes)
 
 
 def name_of(job: Job, file_name: str, folder: Path) -> str:
@@ -202,19 +242,10 @@ def _take_in(
     folder: Path | None = None,
 ) -> tuple[JobRow, tuple[str, ...]]:
     """Take `job` in. `name`: its name in lists. `again`: the job that it repeats. `checkpoint`: where it goes on from.
-    `folder`: the folder of its file. All errors are raised together, those known without opening a file first."""
-    wrong, output_dir = Errors(), None
-    turn = _check_turn(store, turn, turn.window or job.schedule or window, wrong)
-    before = len(wrong.found)
-    looked_at = check_here(job, paths, wrong)
-    if not any(error.code == IN_STATE_FOLDER for error in wrong.found[before:]):
-        with wrong.apart():
-            output_dir = check_output(job, store)
+    `folder`: the folder of its file. Errors are those of `_look`."""
     draft = paths.runs / f"{_DRAFT}{uuid.uuid4().hex}"
     folders: list[Path] = []
-    all_notes = [*notes, *filter(None, map(missing_package, job.report_to))]
-    if again is None:
-        all_notes.extend(taken_from_hub(job))
+    all_notes = [*notes, *(taken_from_hub(job) if again is None else ())]
 
     def make_folder(job_id: int) -> Path:
         final = paths.run_folder(job_id)
@@ -230,11 +261,8 @@ def _take_in(
     try:
         draft.mkdir(mode=0o700)
         run = RunFolder(draft)
-        _write(run.submitted, yaml_text)
-        _write(run.resolved, looked_at.resolved_yaml())  # of the job itself, unless its budgets are refused
-        with wrong.apart():
-            all_notes.extend(look_at(run, folder))
-        wrong.refuse()
+        looked = _look(store, paths, run, job, yaml_text, turn, window, folder)
+        all_notes.extend(looked.notes)
         frozen, base = freeze(job), freeze_base(job, paths.runs)
         all_notes.extend(left_for_later(base))
         _write(run.frozen, json.dumps(frozen))
@@ -247,10 +275,10 @@ def _take_in(
         row = store.add(
             name,
             make_folder,
-            turn,
+            looked.turn,
             key=key,
             notes=all_notes,
-            output_dir=output_dir,
+            output_dir=looked.output_dir,
             fingerprint=fingerprint(job, {**frozen, **content_of(base)}, checkpoint),
             again=again,
         )
@@ -264,6 +292,44 @@ def _take_in(
     finally:
         for unfinished in (draft, *folders):  # these exist only when something went wrong
             shutil.rmtree(unfinished, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """What is known of a job that may be taken in: its turn, the real path of its model folder if it names one, and
+    notes to the user."""
+
+    turn: Turn
+    output_dir: str | None
+    notes: tuple[str, ...]
+
+
+def _look(
+    store: Store,
+    paths: Paths,
+    run: RunFolder,
+    job: Job,
+    yaml_text: str,
+    turn: Turn,
+    window: str | None,
+    folder: Path | None,
+) -> _Looked:
+    """Write `job` and its file's text into `run`, an empty draft of its run folder, and check it. All errors are raised
+    together, those known without opening a file first."""
+    wrong, output_dir = Errors(), None
+    turn = _check_turn(store, turn, turn.window or job.schedule or window, wrong)
+    before = len(wrong.found)
+    looked_at = check_here(job, paths, wrong)
+    if not any(error.code == IN_STATE_FOLDER for error in wrong.found[before:]):
+        with wrong.apart():
+            output_dir = check_output(job, store)
+    notes = [*filter(None, map(missing_package, job.report_to))]
+    _write(run.submitted, yaml_text)
+    _write(run.resolved, looked_at.resolved_yaml())  # of the job itself, unless its budgets are refused
+    with wrong.apart():
+        notes.extend(look_at(run, folder))
+    wrong.refuse()
+    return _Looked(turn=turn, output_dir=output_dir, notes=tuple(notes))
 
 
 def _check_turn(store: Store, turn: Turn, window: str | None, wrong: Errors) -> Turn:

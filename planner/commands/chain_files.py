@@ -154,6 +154,6 @@ def decoded(cls: type[_T], data: object, path: Path) -> _T:
         raise wrong(path, str(error)) from None
 
 
-def wrong(path: Path, *mistake: str, hint: str = "docs/plans.md has the fields") -> UserError:
+def wrong(path: Path, *mistake: str, hint: str = "docs/reference/plan-files.md lists the fields") -> UserError:
     """The error for the file `path`, with what is wrong in it."""
     return UserError(f"Cannot use {path}.", numbers=mistake, hint=hint, code="bad-file", exit_code=Exit.USAGE)

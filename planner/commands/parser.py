@@ -217,7 +217,7 @@ def machine_for(job: Job, options: argparse.Namespace) -> Hardware:
             code="bad-file",
             exit_code=Exit.USAGE,
             numbers=(f"{options.hardware} has no {' and no '.join(missing)}",),
-            hint="docs/plans.md has the fields",
+            hint="docs/reference/plan-files.md lists the fields",
         )
     return hardware
 

@@ -154,49 +154,90 @@ class Draw(BaseModel):
 
 
 class DataEntry(BaseModel):
-    """One entry of a job's `dataset`: the records of a file, a folder or a dataset on the Hugging Face hub.
-
-    `type`: the format of the records; None: their columns show it. `columns`: offmate's name of a column -> its name in
-    the data, "" for a column that is not used. `message_keys`: the same for the keys of a message. `roles`: role name
-    in the data -> the role that it means. `max_samples`: only the first so many records are used.
-
-    `roles_to_train` (role names as in the data), `train_on_eos`, `train_on_eot` and `eot_tokens`: what axolotl calls
-    so, see the property `learned`; all None: the chat template marks what is learned. `chat_template_kwargs`: variables
-    for the chat template, which win over the job's. `split_thinking`: the message key that receives the thoughts in an
-    answer (`with_thinking`).
-
-    `formatting`: records are read as LLaMA-Factory reads a dataset of this formatting, and roles missing in `roles` are
-    errors. `converter`: records are read, and rows are written, as in LLaMA-Factory's v1
-    (`planner.importers.llama_factory_v1_records`). `draw`: the random sample of rows that v1 takes; None: all rows.
-
-    `pair_format`: the columns and texts of axolotl's data of preferences; `type` is then `preference` or `unpaired`.
-    """
+    """An entry of `dataset` or `eval_dataset` is a path or a Hugging Face id, or a mapping with these keys, which are
+    axolotl's where axolotl has them."""
 
     model_config = _VALUE
 
-    path: Text
-    name: Text | None = None
-    split: Annotated[str, Field(pattern=r"^[\w.-]+(\[[^\[\]]*\])?(\+[\w.-]+(\[[^\[\]]*\])?)*$")] = "train"
-    data_files: tuple[Text, ...] = ()
-    data_dir: Text | None = None
-    revision: Text | None = None
-    type: Type | None = None
-    columns: dict[str, str] = {}
-    message_keys: dict[str, str] = {}
-    roles: dict[str, str] = {}
-    prompt_format: PromptFormat | None = None
-    max_samples: Count | None = None
-    drop_system: bool = False
-    roles_to_train: tuple[Text, ...] | None = None
-    train_on_eos: EndMarks | None = None
-    train_on_eot: EndMarks | None = None
-    eot_tokens: tuple[Text, ...] | None = None
+    path: Annotated[Text, Field(description="a path or Hugging Face id")]
+    """A file, a folder or the id of a hub dataset. Beside `data_files` or `data_dir` it may also be `json`, `csv`,
+    `parquet`, `arrow` or `text`."""
+    name: Annotated[Text | None, Field(description="text, or null")] = None
+    """The configuration of a hub dataset."""
+    split: Annotated[
+        str,
+        Field(
+            pattern=r"^[\w.-]+(\[[^\[\]]*\])?(\+[\w.-]+(\[[^\[\]]*\])?)*$",
+            description="the name of a split, or a part of one like train[:1%]",
+        ),
+    ] = "train"
+    """The split whose records are used. `train[:1%]` is a part of it, also of files."""
+    data_files: Annotated[tuple[Text, ...], Field(description="a file's name, or a list of them")] = ()
+    """The files that are read in the folder or hub dataset `path`, or anywhere if `path` is `json`, `csv` or the
+    like."""
+    data_dir: Annotated[Text | None, Field(description="a folder's name, or null")] = None
+    """The folder in `path` that is read."""
+    revision: Annotated[Text | None, Field(description="a branch, tag or commit, or null for main")] = None
+    """The revision of a hub dataset."""
+    type: Annotated[
+        Type | None,
+        Field(
+            description="text, messages, prompt, instructions, segments, tokens, preference, unpaired, a type of "
+            "axolotl's, or null"
+        ),
+    ] = None
+    """The format of the records ([formats](data.md)). null: the columns show it. Types of axolotl's are `alpaca`
+    (always under the Alpaca prompt, without the columns `system` and `history`), `chat_template` and `sharegpt` (which
+    are `messages`), `completion` and `pretrain` (`text`) and `input_output` (`segments`). A mapping with `format`,
+    `no_input_format`, `system_prompt`, `system_format` and `field_…`, as in axolotl, sets a prompt of your own."""
+    columns: Annotated[dict[str, str], Field(description="a mapping of names to names, or a list of names")] = {}
+    """offmate's name of a column and its name in the data, such as `messages: turns`. The name `""` means that the
+    column is not used. A list is TRL's: only these columns are used."""
+    message_keys: Annotated[dict[str, str], Field(description="a mapping of names to names")] = {}
+    """The name of a message's key here and its name in the data, such as `content: text`."""
+    roles: Annotated[dict[str, str], Field(description="a mapping of roles to roles or to lists of roles")] = {}
+    """A role in the data and the role that it means, such as `bot: assistant`. axolotl's form `assistant: [bot]` means
+    the same."""
+    prompt_format: Annotated[PromptFormat | None, Field(description="a mapping, or null")] = None
+    """The texts that turn an instruction into a prompt if no chat template is used: `with_input` and `without_input`,
+    for records with and without the column `input`, and `system`, for records without a system text. In them
+    `{instruction}`, `{input}` and `{system}` stand for the columns. offmate writes this key into `resolved.yaml` for
+    axolotl's mapping in `type`."""
+    max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
+    """Only the first records are used, as many as this number says. The smaller of this and the job's `max_samples`
+    counts."""
+    drop_system: Annotated[bool, Field(description="true or false")] = False
+    """True: a system turn at the beginning of a conversation is left out."""
+    roles_to_train: Annotated[tuple[Text, ...] | None, Field(description="a list of roles, or null")] = None
+    """The roles whose turns are learned, such as `[assistant]`, by [axolotl's rules](data.md). `[]`: only turns are
+    learned that say so themselves."""
+    train_on_eos: Annotated[EndMarks | None, Field(description="turn, all, last, none or null")] = None
+    """Which of the tokenizer's end tokens are learned: with `turn` those of learned turns, with `all` those of all
+    turns, with `last` that of the last learned turn, with `none` no end token. null: `turn`, if another of axolotl's
+    keys for learned turns is given."""
+    train_on_eot: Annotated[EndMarks | None, Field(description="turn, all, last, none or null")] = None
+    """Which of the tokens in `eot_tokens` are learned, in the words of `train_on_eos`. null: as `train_on_eos` says."""
+    eot_tokens: Annotated[tuple[Text, ...] | None, Field(description="a list of tokens, or null")] = None
+    """Tokens that end a turn, for `roles_to_train`, `train_on_eos` and `train_on_eot`. null: the tokenizer's end token,
+    and those with which the template ends an answer."""
     chat_template_kwargs: Values = None
-    split_thinking: Text | None = None
-    formatting: Formatting | None = None
-    converter: Converter | None = None
-    draw: Draw | None = None
-    pair_format: PairFormat | None = None
+    """Values for the chat template, added to the job's, with precedence over these. The chat template itself is one for
+    all entries."""
+    split_thinking: Annotated[Text | None, Field(description="true, the key for the thoughts, or null")] = None
+    """True: in the assistant's answers, text in `<think>`, `<reasoning>` or `<|begin_of_thought|>` becomes the
+    message's `reasoning_content`, or the key that is named by axolotl's `template_thinking_key`. An answer with text
+    before that, or outside its `<|begin_of_solution|>`, is a broken record; axolotl drops that text."""
+    formatting: Annotated[Formatting | None, Field(description="alpaca, sharegpt, openai or null")] = None
+    """Records are read as LLaMA-Factory reads them with this `formatting`. Then only the roles in `roles` are known."""
+    converter: Annotated[Converter | None, Field(description="v1, alpaca, sharegpt or null")] = None
+    """Records are read and rows are made as LLaMA-Factory's v1 does with this converter, whatever `train_on` says; `v1`
+    is its own form ([files of v1](../how-to/other-tools.md))."""
+    draw: Annotated[Draw | None, Field(description="a mapping of seed, size, weight and skip, or null")] = None
+    """With `converter`, the rows that LLaMA-Factory's v1 draws under `seed` by `size` and `weight` after `skip` other
+    draws. A row may come several times."""
+    pair_format: Annotated[PairFormat | None, Field(description="a mapping, or null")] = None
+    """The columns and texts of axolotl's data of preferences; `type` is then `preference` or `unpaired`. offmate writes
+    this key into `resolved.yaml` for a type of axolotl's, and you need not give it."""
 
     @model_serializer(mode="wrap")
     def _as_before(self, others: SerializerFunctionWrapHandler) -> dict[str, Any]:

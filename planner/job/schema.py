@@ -1,8 +1,9 @@
-"""Defines the job file: which keys it has, their types and their defaults.
+"""Defines the job file: which keys it has, and what a correct file is.
 
-Keys are named as in transformers' `TrainingArguments` and TRL; `planner/importers/tools.py` lists other tools' names
-for them. `planner/keys/source.py` reads a file and finds lines and mistakes, `planner/keys/fields.py` defines the types
-of values, and this module defines what a correct file is.
+The keys, with their types, defaults and texts, are by theme in `planner/keys/` and `planner/data/job_keys.py`. They are
+named as in transformers' `TrainingArguments` and TRL; `planner/importers/tools.py` lists other tools' names for them.
+`planner/keys/source.py` reads a file and finds lines and mistakes, and `planner/keys/fields.py` defines the types of
+values.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from planner.data.entry import DataEntry, as_entry
-from planner.data.records import TrainOn
+from planner.data.job_keys import DataKeys, EvaluationKeys, RowKeys
 from planner.importers.llama_factory_v1 import in_own_keys, is_v1
 from planner.importers.read import canonical, settle_data
 from planner.importers.tools import ALIASES, tool_of
@@ -28,54 +28,46 @@ from planner.job.planned import NOT_PLANNED
 from planner.job.precision import settle_precision
 from planner.keys.adapter import takes_from_base
 from planner.keys.adapter_keys import AdapterKeys
-from planner.keys.batch import AUTO, DEFAULT_ROWS, check_batch
+from planner.keys.batch import AUTO, check_batch
 from planner.keys.evaluation import check_evaluation
-from planner.keys.fields import (
-    DEFAULT_EPOCHS,
-    MOST,
-    Beta,
-    Clip,
-    Compile,
-    Count,
-    EvalSteps,
-    EvalStrategy,
-    Minutes,
-    Name,
-    NotNegative,
-    Packing,
-    Patience,
-    Positive,
-    Prompts,
-    ReportTo,
-    Shares,
-    Size,
-    SpecialTokens,
-    StepLimit,
-    Switch,
-    TargetLength,
-    Text,
-    Tokens,
-    ValSize,
-    Values,
-    Written,
-)
 from planner.keys.lora import check_lora, check_weights, of_the_adapter
 from planner.keys.loss_keys import LossKeys, check_loss
 from planner.keys.lsp import LSP_SLICES, LSP_TOKENS, LspKeys, check_lsp
+from planner.keys.memory_keys import MemoryKeys
 from planner.keys.mixture import check_mixture
+from planner.keys.model_keys import ModelKeys, NumberKeys
 from planner.keys.optimizer import check_optimizer
+from planner.keys.output_keys import OutputKeys, ReportKeys, ScheduleKeys
 from planner.keys.preference import PreferenceKeys, averages_slices, check_preference, settle_preference
-from planner.keys.schedules import SCHEDULES, Schedule, check_schedule
+from planner.keys.schedules import check_schedule
 from planner.keys.source import Source, read_text, read_yaml, to_user_error
 from planner.keys.trainable import check_trainable
+from planner.keys.training_keys import OptimizerKeys, StepKeys
 from planner.keys.window import check_window
 from planner.keys.wrong_values import mistakes_of
 from planner.optimizers.adamw import AdamW
-from planner.optimizers.muon import MATCH_RMS, ORIGINAL, Adjust
-from planner.optimizers.table import CHOICES, OPTIMIZERS, Optim
+from planner.optimizers.table import OPTIMIZERS
 
 
-class Job(AdapterKeys, LspKeys, LossKeys, PreferenceKeys):
+# Pydantic takes the fields of the last class first. Files that offmate writes have the keys in this order, and the keys
+# of kept plans are hashes of such text, so a new class goes to the front.
+class Job(
+    ScheduleKeys,
+    EvaluationKeys,
+    RowKeys,
+    ReportKeys,
+    MemoryKeys,
+    NumberKeys,
+    OutputKeys,
+    OptimizerKeys,
+    StepKeys,
+    DataKeys,
+    ModelKeys,
+    AdapterKeys,
+    LspKeys,
+    LossKeys,
+    PreferenceKeys,
+):
     """One fine-tuning job as an immutable value: canonical key names, every default filled in, absolute paths, sizes in
     bytes.
 
@@ -85,115 +77,7 @@ class Job(AdapterKeys, LspKeys, LossKeys, PreferenceKeys):
     GPU.
     """
 
-    model: Annotated[Text, Field(description="a path or Hugging Face id")]
-    model_revision: Text | None = None
-    tokenizer: Annotated[Text, Field(description="a path or Hugging Face id")]
-    tokenizer_revision: Text | None = None
-    dataset: Annotated[
-        tuple[Text | DataEntry, ...], Field(min_length=1, description="a path or Hugging Face id, or a list of them")
-    ]
-    chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
-    chat_template_kwargs: Values = None
-    special_tokens: SpecialTokens = None
-    add_tokens: Tokens = None
-    mix_strategy: Annotated[
-        Literal["concat", "interleave_under", "interleave_over", "interleave_once"],
-        Field(description="concat, interleave_under, interleave_over or interleave_once"),
-    ] = "concat"
-    interleave_probs: Shares = None
-    max_samples: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null for all")] = None
-    max_length: Annotated[int, Field(ge=2, le=10**7, description="a whole number of tokens from 2 to 10^7")] = 1024
-    max_target_length: TargetLength = None
-    packing: Packing = False
-    group_by_length: Switch = False
-    min_sample_len: Annotated[Count | None, Field(description="a whole number of tokens, 1 or more, or null")] = None
-    dataset_exact_deduplication: Switch = False
-    per_device_train_batch_size: Annotated[
-        Annotated[int, Field(ge=1, le=MOST)] | Literal["auto"],
-        Field(description="a whole number from 1 to 10^9, or auto"),
-    ] = DEFAULT_ROWS
-    gradient_accumulation_steps: Count = 1
-    train_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = None
-    learning_rate: Positive = 5e-5
-    lr_scheduler_type: Annotated[Schedule, Field(description=f"one of {', '.join(SCHEDULES)}")] = "linear"
-    lr_scheduler_kwargs: Annotated[
-        dict[str, int | float | str] | None, Field(description="a mapping of the schedule's own keys, or null")
-    ] = None
-    warmup_steps: Annotated[
-        int | float, Field(ge=0, le=MOST, description="a whole number of steps, or a share of all steps below 1")
-    ] = 0
-    num_train_epochs: Annotated[float, Field(gt=0, le=10**6, description="a number above 0, at most 10^6")] = (
-        DEFAULT_EPOCHS
-    )
-    max_steps: StepLimit = None
-    weight_decay: NotNegative = 0.0
-    decay_all: Switch = False
-    adam_beta1: Beta = 0.9
-    adam_beta2: Beta = 0.999
-    adam_epsilon: Positive = 1e-8
-    optim: Annotated[
-        Optim,
-        Field(description=f"{CHOICES}; their states need no GPU memory"),
-    ] = "adamw_torch_fused"
-    muon_adjust_lr_fn: Annotated[Adjust, Field(description=f"{MATCH_RMS} or {ORIGINAL}")] = MATCH_RMS
-    max_grad_norm: Clip = 1.0
-    save_steps: Count = 500
-    save_minutes: Minutes = 15.0
-    save_total_limit: Annotated[
-        Count | None, Field(description="a whole number from 1 to 10^9, or null to keep all")
-    ] = 2
-    output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
-    save_dtype: Annotated[
-        Literal["bfloat16", "float16", "float32"] | None,
-        Field(description="bfloat16, float16, float32, or null for the base's"),
-    ] = None
-    seed: Annotated[int, Field(ge=0, lt=2**63, description="a whole number, 0 or more, below 2^63")] = 42
-    bf16: Annotated[bool, Field(description="true, false or auto")] = False  # auto is settled when keys are read
-    attn_implementation: Annotated[Literal["sdpa", "eager"], Field(description="sdpa or eager")] = "sdpa"
-    exact: Switch = True
-    compile: Compile = "auto"
-    deterministic: Switch = False
-    gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
-    gpu_budget: Size = None
-    cpu_budget: Size = None
-    disk_paths: Annotated[
-        Annotated[tuple[Text, ...], Field(min_length=1)] | None, Field(description="a path, a list of paths, or null")
-    ] = None
-    disk_budget: Size = None
-    disk_rated_writes: Written = None
-    run_name: Name = None
-    report_to: ReportTo = ()
-    wandb_project: Name = None
-    wandb_entity: Name = None
-    wandb_mode: Annotated[
-        Literal["online", "offline", "disabled"] | None, Field(description="online, offline or disabled")
-    ] = None
-    trackio_project_name: Name = None
-    trackio_space_id: Name = None
-    mlflow_experiment_name: Name = None
-    mlflow_tracking_uri: Name = None
-    train_on: Annotated[TrainOn, Field(description="completions, pairs, answers, all_answers or all")] = "completions"
-    long_rows: Annotated[
-        Literal["cut", "drop", "split", "share", "refuse"], Field(description="cut, drop, split, share or refuse")
-    ] = "cut"
-    broken_rows: Annotated[Literal["refuse", "skip"], Field(description="refuse or skip")] = "refuse"
-    eval_dataset: Annotated[
-        Annotated[tuple[Text | DataEntry, ...], Field(min_length=1)] | None,
-        Field(description="a path or Hugging Face id, a list of them, or null"),
-    ] = None
-    val_size: ValSize = None
-    load_best_model_at_end: Switch = False
-    early_stopping_patience: Patience = None
-    early_stopping_threshold: NotNegative = 0.0
-    eval_strategy: EvalStrategy = None
-    eval_steps: EvalSteps = None
-    eval_on_start: Switch = False
-    sample_prompts: Prompts = None
-    sample_tokens: Count = 64
-    per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
-        None
-    )
-    schedule: Annotated[Text | None, Field(description="a window of hours like 23:00-07:00, or null")] = None
+    model_config = ConfigDict(defer_build=False)
 
     @classmethod
     def load(cls, path: Path) -> Job:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from planner.keys.base import Keys
 from planner.keys.fields import MOST, Count, NotNegative
 from planner.keys.source import SWITCHED_OFF, Mistake, Source
 
@@ -17,22 +18,32 @@ LSP_SLICES = 16
 SIZE, NONZEROS, FIT_STEPS = "lsp_size", "lsp_nonzeros", "lsp_fit_steps"
 
 
-class LspKeys(BaseModel):
-    """The keys of a job file for `method: lsp`; a base class of `planner.job.schema.Job`. Under other methods they have
-    their defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+class LspKeys(Keys):
+    """These keys are for `method: lsp`, which trains a small matrix, the core, between two frozen projectors at each
+    linear layer ([how, and who should choose it](../how-to/lsp.md))."""
 
     lsp_size: Annotated[int, Field(ge=1, le=2**15, description="a whole number from 1 to 32768")] = 512
+    """The rows and columns of each core, s in the paper. If half of a weight's shorter side is less than this, the core
+    of that weight has that half as its side, and the log says so. The number must be a multiple of `lsp_nonzeros`."""
     lsp_nonzeros: Annotated[
         Count | None, Field(description="a whole number from 1 to 10^9, or null for dense projectors")
     ] = 16
+    """How many numbers in each row of a projector are not zero. null: the projectors are dense and learn more. For a
+    model of 8 billion parameters dense projectors take 2.5 GiB, sparse ones 0.4 GiB."""
     lsp_check_steps: Count = 1000
+    """The number of steps from one check of the projectors to the next. The first check is before the first step."""
     lsp_threshold: NotNegative = 0.5
+    """A check makes new projectors for a layer if their bias, the share of the gradient that they miss, is at least
+    this number. Sparse projectors were seen to have a bias of 0.7 to 0.9 after 50 steps, so they change at nearly every
+    check; dense ones had 0.4."""
     lsp_samples: Annotated[
         Count | None, Field(description="a whole number of rows, or null for as many as have 16384 tokens")
     ] = None
+    """The number of rows whose gradient a check computes; these are the next rows in the order of training. null: as
+    many rows as have 16,384 tokens at `max_length`."""
     lsp_fit_steps: Annotated[int, Field(ge=0, le=MOST, description="a whole number from 0 to 10^9")] = 0
+    """The number of steps in which projectors are learned, as in the paper, which takes 100. 0: they are made of the
+    first singular vectors of the gradient, with orthonormal columns. With `lsp_nonzeros: null` it must be 0."""
 
 
 def check_lsp(values: dict[str, Any], names: Mapping[str, str], source: Source) -> list[Mistake]:

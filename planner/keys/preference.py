@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
+from planner.keys.base import Keys
 from planner.keys.batch import AUTO
 from planner.keys.fields import Name, NotNegative, Positive
 from planner.keys.source import SWITCHED_OFF, Mistake, Source
@@ -27,28 +28,46 @@ REFERENCE, DESIRABLE = "reference", "desirable"
 _PREFERENCE, _SIZE, _WEIGHTS = "preference", "per_device_train_batch_size", ("desirable_weight", "undesirable_weight")
 
 
-class PreferenceKeys(BaseModel):
-    """The keys of a job file for learning from preferences; a base class of `planner.job.schema.Job`. Without
-    `preference` the others have their defaults."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+class PreferenceKeys(Keys):
+    """With these keys a job learns which of two answers is better, or which answers are good ([losses and
+    data](../how-to/preferences.md))."""
 
     preference: Annotated[Preference | None, Field(description=f"one of {', '.join(PREFERENCES)}, or null")] = None
+    """The loss of preferences; null: the job learns texts and answers. `dpo`, `hinge`, `ipo`, `robust` and `kto`
+    compare the model with a reference; `orpo`, `cpo` and `simpo` do not; `reward` trains a reward model, which gives a
+    text a number. `kto` learns from answers that are marked as good or bad, or from pairs, the others from pairs. The
+    key cannot be used with `packing`, `method: lsp`, `group_by_length`, `min_sample_len` and encoder-decoders."""
     preference_beta: Positive = 0.1
+    """β of the loss: how much a difference of log-probabilities counts. With losses that have a reference, a greater β
+    keeps the model nearer to the reference. With `orpo` it is the weight of the odds ratio, with `ipo` its τ."""
     preference_smoothing: Annotated[
         float, Field(ge=0, lt=0.5, description="a number from 0 up to, not including, 0.5")
     ] = 0.0
+    """The share of pairs whose two answers are assumed to be exchanged. It is for `dpo`, `robust`, `cpo` and `simpo`;
+    `robust` needs it."""
     simpo_gamma: NotNegative = 0.5
+    """γ of `simpo`, its margin."""
     sft_weight: Annotated[NotNegative | None, Field(description="a number, 0 or more, or null for the loss's own")] = (
         None
     )
+    """The weight of the loss on chosen answers, as in supervised fine-tuning, which is added to the loss of
+    preferences. With null it is 1 for `orpo` and `cpo`, else 0. This loss is a mean over the tokens of a micro-batch,
+    as in TRL. With `loss_weighting: documents` it is a mean over its answers, as in LLaMA-Factory."""
     sft_on_prompt: Annotated[bool, Field(description="true or false")] = False
+    """True: the loss on chosen answers includes the tokens of the prompt, as in TRL's ORPOTrainer."""
     desirable_weight: NotNegative = 1.0
+    """With `kto`, the weight of good answers."""
     undesirable_weight: NotNegative = 1.0
-    ref_model: Name = None
+    """With `kto`, the weight of bad answers."""
+    ref_model: Annotated[Name, Field(description="a path, the id in model, or null")] = None
+    """The folder of the model that is the reference. With null the reference is the job's model as it is before
+    training. It must have the same shape. If the job continues an adapter, the id or path in `model` means the model
+    without it."""
     center_rewards_coefficient: Annotated[
         NotNegative | None, Field(description="a number, 0 or more, or null for none")
     ] = None
+    """With `reward`, the weight of the squared sum of a pair's rewards. This term keeps the mean of the rewards near
+    0."""
 
     @property
     def refers(self) -> bool:

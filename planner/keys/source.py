@@ -210,7 +210,7 @@ def read_text(path: Path, *, longest: int | None = MOST_CHARACTERS) -> str:
             f"Cannot read the job file {path}: {reason}.",
             code="missing-file",
             exit_code=Exit.USAGE,
-            hint=f"did you mean {near}?" if near else "give the path of a YAML file; docs/jobs.md lists its keys",
+            hint=f"did you mean {near}?" if near else "give the path of a YAML file; `offmate keys` lists its keys",
         ) from error
     _check_length(text, path.name, longest)
     return text
@@ -278,7 +278,7 @@ def read_yaml(text: str, name: str, *, longest: int | None = MOST_CHARACTERS, al
             f"{name} is not a mapping of keys to values{_if_data(name)}.",
             code="bad-yaml",
             exit_code=Exit.USAGE,
-            hint="write one `key: value` per line, at least model and dataset; docs/jobs.md lists every key",
+            hint="write one `key: value` per line, at least model and dataset; `offmate keys` lists all keys",
         )
     assert isinstance(node, yaml.MappingNode)
     lines = {key.value: key.start_mark.line + 1 for key, _ in node.value}
@@ -355,8 +355,8 @@ def to_user_error(mistakes: list[Mistake], name: str) -> UserError:
         code=ordered[0].code if len(ordered) == 1 else "bad-job",
         numbers=(*map(str, ordered[:MOST_MISTAKES]), *([f"and {more:,} more"] if more > 0 else [])),
         hint=(
-            f"correct {'--set' if set_count == len(mistakes) else 'the file'} and try again; docs/jobs.md "
-            "lists every key"
+            f"correct {'--set' if set_count == len(mistakes) else 'the file'} and try again; "
+            "`offmate keys` lists all keys"
         ),
         exit_code=Exit.USAGE,
     )

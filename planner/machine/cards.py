@@ -3,7 +3,7 @@
 The figures are NVIDIA's, as its architecture papers (Turing, Ampere, Ada, RTX Blackwell, Hopper) and data sheets give
 them; cores, clocks and memory were compared with TechPowerUp's database. A card stays out if its figures were not
 found, or if sources differ: the laptops of the 50 series, RTX 5880 Ada, RTX 5090 D, RTX PRO 2000 to 5000. Boards with
-several GPUs stay out, too. A machine with such a card can be described in a file (docs/plans.md).
+several GPUs stay out, too. A machine with such a card can be described in a file (docs/reference/plan-files.md).
 
 The columns:
 

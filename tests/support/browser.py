@@ -83,6 +83,9 @@ class Browser:
             self.page.keyboard.up("Control")
         self.frame()
 
-    def photograph(self, file: Path, *, whole: bool = False) -> None:
-        """A PNG of the window, or of the whole page."""
-        self.page.screenshot(path=file, full_page=whole)
+    def photograph(self, file: Path, *, whole: bool = False, part: str | None = None) -> None:
+        """A PNG of the window, of the whole page, or of the element that this selector finds."""
+        if part is not None:
+            self.page.locator(part).screenshot(path=file)
+        else:
+            self.page.screenshot(path=file, full_page=whole)

@@ -103,13 +103,13 @@ def shift(x):
 
 def grid(x):
     turn = torch.eye(2, 3, device=x.device).expand(len(x), 2, 3) * 0.9
-    with torch.autocast(x.device.type, enabled=False):  # of the points, see docs/exactness.md
+    with torch.autocast(x.device.type, enabled=False):  # of the points, see docs/explanation/exactness.md
         points = F.affine_grid(turn, [len(x), 1, *x.shape[1:]], align_corners=False)
     return F.grid_sample(image(x).float(), points, align_corners=False)[:, 0].to(x.dtype)
 
 
 def encoded(m, x):
-    with torch.autocast(x.device.type, enabled=False):  # its kernel for evaluation, see docs/exactness.md
+    with torch.autocast(x.device.type, enabled=False):  # its kernel for evaluation, see docs/explanation/exactness.md
         return m.a(x)
 
 

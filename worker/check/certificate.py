@@ -38,8 +38,8 @@ _MARGIN = 1.15  # autograd keeps more than the traced blocks do; the allocator h
 _HOST_SHARE = 0.8  # share of the free host memory to use
 _ALLOWED = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
 """The relative difference allowed between the first step's losses and norms where bit-equality is not possible. For
-fp32 it is the bound in docs/exactness.md. For bf16, whose numbers have 8 bits, it allows gradients as near to those of
-fp32 as plain PyTorch's are.
+fp32 it is the bound in docs/explanation/exactness.md. For bf16, whose numbers have 8 bits, it allows gradients as near
+to those of fp32 as plain PyTorch's are.
 """
 
 

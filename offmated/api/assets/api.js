@@ -1,5 +1,7 @@
 // What the page asks of the daemon. The token came behind the address's "#", which browsers send to nobody.
 
+import { errorWords } from "./words.js";
+
 const KEY = "offmate-token";
 
 export class Refused extends Error {}
@@ -12,13 +14,13 @@ export function takeToken() {
   }
 }
 
-async function send(method, path, body) {
-  const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}` };
+async function send(method, path, body, more = {}) {
+  const headers = { Authorization: `Bearer ${localStorage.getItem(KEY) ?? ""}`, ...more };
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const answer = await fetch(path, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
   if (answer.ok) return answer;
   const error = await answer.json().catch(() => null);
-  throw new Refused([error?.what ?? `${answer.status} ${answer.statusText}`, error?.hint].filter(Boolean).join(" "));
+  throw new Refused(error?.what ? errorWords(error) : `${answer.status} ${answer.statusText}`);
 }
 
 const json = async (path) => (await send("GET", path)).json();
@@ -33,3 +35,7 @@ export const planLink = async (id) => (await (await send("POST", `/ticket?path=/
 export const cancel = (id) => send("POST", `/jobs/${id}/cancel`);
 export const change = (what) => (id) => send("POST", `/jobs/${id}/${what}`);
 export const retry = (id) => send("POST", `/jobs/${id}/retry`, {});
+export const keys = (id) => json(`/jobs/${id}/keys`);
+export const check = async (file) => (await send("POST", "/jobs/check", file)).json();
+export const submit = async (file, key) => (await send("POST", "/jobs", file, { "Idempotency-Key": key })).json();
+export const move = async (id, where) => (await send("POST", `/jobs/${id}/move`, where)).json();

@@ -2,8 +2,6 @@
 
 import { number } from "./words.js";
 
-const HEIGHT = 200;
-
 export class Curves {
   constructor() {
     this.steps = new Map();
@@ -42,11 +40,12 @@ export class Curves {
 }
 
 export class Chart {
-  constructor(figure, names) {
+  constructor(figure, lines, height = 200) {
     this.place = figure.querySelector(".chart");
-    this.names = names;
+    this.height = height;
+    this.lines = lines;
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.again());
-    new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height: HEIGHT })).observe(this.place);
+    new ResizeObserver(() => this.plot?.setSize({ width: this.place.clientWidth, height })).observe(this.place);
   }
 
   again() {
@@ -55,7 +54,8 @@ export class Chart {
     if (this.data) this.show(this.data);
   }
 
-  show(data) {
+  // A line is {label, colour, dots, dash}. Other lines than before are drawn anew.
+  show(data, lines = this.lines) {
     this.data = data;
     if (data[0].length === 0) {
       this.plot?.destroy();
@@ -63,16 +63,21 @@ export class Chart {
       this.place.replaceChildren(Object.assign(document.createElement("p"), { textContent: "no step yet" }));
       return;
     }
+    if (JSON.stringify(lines) !== JSON.stringify(this.lines)) {
+      this.lines = lines;
+      this.again();
+      return;
+    }
     if (this.plot) { this.plot.setData(data); return; }
     const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
     const axis = { stroke: colour("quiet"), grid: { stroke: colour("grid"), width: 1 }, ticks: { show: false } };
     const value = (_, v) => (v == null ? "–" : number(v));
-    const series = this.names.map(([label, name, dots]) => ({
-      label, value, stroke: colour(name), width: 1.5, spanGaps: true, points: dots ? { show: true, size: 6 } : { show: false },
+    const series = lines.map(({ label, colour: name, dots, dash }) => ({
+      label, value, dash, stroke: colour(name), width: 1.5, spanGaps: true, points: dots ? { show: true, size: 6 } : { show: false },
     }));
     this.place.replaceChildren();
     this.plot = new uPlot({
-      width: this.place.clientWidth, height: HEIGHT, scales: { x: { time: false } },
+      width: this.place.clientWidth, height: this.height, scales: { x: { time: false } },
       axes: [{ ...axis, size: 28 }, { ...axis, size: 56 }], series: [{ label: "step" }, ...series],
     }, data, this.place);
   }

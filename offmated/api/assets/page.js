@@ -2,28 +2,27 @@
 
 import * as api from "./api.js";
 import { Chart, Curves } from "./charts.js";
-import { budget, bytes, duration, moment, number, printable, until } from "./words.js";
+import { box, chooseNone, showComparison } from "./compare.js";
+import { ask, element, fill, find } from "./dom.js";
+import { keysOf, showKeys } from "./keys.js";
+import { addPlaces, isDragging } from "./places.js";
+import { takeFiles } from "./submit.js";
+import { budget, bytes, duration, errorWords, moment, number, printable, until } from "./words.js";
 
 const EVERY_MS = 2000, UNSEEN_MS = 30000;
-const find = (selector) => document.querySelector(selector);
 const OVER = new Set(["done", "failed", "cancelled"]);
 
+const learned = [{ label: "training", colour: "loss" }, { label: "evaluation", colour: "eval", dots: true }];
 const charts = {
-  loss: new Chart(find("#loss"), [["training", "loss", false], ["evaluation", "eval", true]]),
-  margins: new Chart(find("#margins"), [["training", "loss", false], ["evaluation", "eval", true]]),
-  pace: new Chart(find("#pace"), [["measured", "measured", false], ["predicted", "predicted", false]]),
+  loss: new Chart(find("#loss"), learned),
+  margins: new Chart(find("#margins"), learned),
+  pace: new Chart(find("#pace"), [{ label: "measured", colour: "measured" }, { label: "predicted", colour: "predicted" }]),
 };
 const read = new Map(); // job -> {curves, position}: what its events said so far
 let chosen = null; // by a person; else the job that runs, or the last one
 let shown = null; // the job that is on the page
 let timer = 0;
-
-function element(name, text = "", kind = "") {
-  const made = document.createElement(name);
-  made.textContent = printable(text);
-  if (kind) made.className = kind;
-  return made;
-}
+let looks = 0; // an answer that comes after a later one is not shown
 
 // Where a job stands, and why: as `offmate status` says it.
 const reason = (job) => (job.reason.startsWith(`${job.standing}: `) ? job.reason.slice(job.standing.length + 2) : job.reason);
@@ -59,7 +58,8 @@ function link(job) {
   const made = element("button", title(job)), cell = document.createDocumentFragment();
   made.type = "button";
   made.onclick = () => { choose(job.id); };
-  cell.append(made, ...tags(job));
+  made.dataset.at = `job-${job.id}`;
+  cell.append(box(job, title(job), again), made, ...tags(job));
   return cell;
 }
 
@@ -72,17 +72,18 @@ function tags(job) {
 function showQueue(page) {
   find("#idle").hidden = page.jobs.length > 0;
   find("#queue").hidden = page.jobs.length === 0;
-  find("#queue tbody").replaceChildren(...page.jobs.map((job) => row(job, [
+  const more = page.total - page.jobs.length, rows = page.jobs.map((job) => row(job, [
     [String(job.place), "number"], [link(job), ""], [job.standing, `word ${kind(job)}`], [howFar(job), ""],
-  ])));
-  const more = page.total - page.jobs.length;
+  ]));
+  addPlaces(rows, page.jobs, more <= 0, title, reason, again);
+  fill(find("#queue tbody"), rows);
   find("#more").hidden = more <= 0;
   find("#more").textContent = `and ${more} more`;
 }
 
 function showFinished(page) {
   find("#finished").hidden = page.jobs.length === 0;
-  find("#done tbody").replaceChildren(...page.jobs.map((job) => {
+  fill(find("#done tbody"), page.jobs.map((job) => {
     const took = job.started_at && job.ended_at ? duration(Math.max(0, job.ended_at - job.started_at)) : "";
     const evaluated = job.progress?.eval_loss, loss = evaluated ?? job.progress?.loss;
     return row(job, [
@@ -138,13 +139,15 @@ function cards(job, curves) {
   return found;
 }
 
-function showJob(job, curves) {
+function showJob(job, curves, keys) {
   shown = job.id;
   find("#job").hidden = false;
   find("#title").textContent = printable(title(job));
   find("#tags").replaceChildren(...tags(job));
   const why = reason(job), chip = element("span", job.standing, kind(job));
   find("#state").replaceChildren(chip, document.createTextNode(why ? `: ${printable(why)}` : ""));
+  find("#error").hidden = !job.error;
+  find("#error").textContent = job.error ? printable(errorWords(job.error)) : "";
   find("#progress").hidden = !job.progress;
   if (job.progress) {
     find("#progress i").style.width = `${share(job) * 100}%`;
@@ -156,6 +159,7 @@ function showJob(job, curves) {
   find("#margins").hidden = !learnsFromPairs;
   if (learnsFromPairs) charts.margins.show(curves.of("rewards_margins"));
   charts.pace.show(curves.pace());
+  showKeys(keys);
   find("#plan").hidden = !job.plan;
   find("#pause").hidden = OVER.has(job.state) || ["held", "paused"].includes(job.hold);
   find("#resume").hidden = OVER.has(job.state) || !job.hold;
@@ -185,17 +189,21 @@ async function showLog(id) {
 }
 
 async function look() {
+  if (isDragging()) return; // a row that is drawn anew would fall from the pointer
+  const mine = ++looks;
   const [health, queue, finished] = await Promise.all([api.health(), api.queue(), api.finished()]);
   const doing = health.state === "running" ? "runs" : "ends: jobs save";
   find("#health").textContent = printable(`The daemon ${doing} (${health.version}); state in ${health.state_folder}`);
+  if (isDragging() || mine !== looks) return;
   find("main").hidden = false;
   showQueue(queue);
   showFinished(finished);
+  await showComparison(readEvents);
   const running = queue.jobs.find((job) => job.state === "running") ?? queue.jobs[0] ?? finished.jobs[0];
   const id = chosen ?? running?.id;
   if (id == null) { find("#job").hidden = true; return; }
   const [job, curves] = await Promise.all([api.job(id), readEvents(id)]);
-  showJob(job, curves);
+  showJob(job, curves, await keysOf(job));
   await showLog(id);
 }
 
@@ -216,16 +224,6 @@ function choose(id) {
   chosen = id;
   history.replaceState(null, "", `#job-${id}`);
   again().then(() => find("#job").scrollIntoView({ block: "nearest" }));
-}
-
-function ask(heading, text, word) {
-  const dialog = find("#ask");
-  dialog.querySelector("h2").textContent = heading;
-  dialog.querySelector("p").textContent = printable(text);
-  dialog.querySelector(".yes").textContent = word;
-  dialog.returnValue = "";
-  dialog.showModal();
-  return new Promise((answered) => { dialog.onclose = () => answered(dialog.returnValue === "yes"); });
 }
 
 async function act(heading, text, word, doing) {
@@ -251,6 +249,7 @@ async function openPlan() {
   }
 }
 
+find("#none").onclick = () => { chooseNone(); again(); };
 find("#plan").onclick = openPlan;
 find("#pause").onclick = () => act("Pause", "It saves a checkpoint, leaves the GPU and waits until it is resumed.", "Pause it",
   api.change("pause"));
@@ -262,6 +261,7 @@ find("#retry").onclick = () => act("Retry", "It goes on from its last checkpoint
 find("#log").ontoggle = () => { again(); };
 document.addEventListener("visibilitychange", () => { if (!document.hidden) again(); });
 
+takeFiles(choose);
 addEventListener("hashchange", () => { api.takeToken(); again(); });
 api.takeToken();
 const named = location.hash.match(/^#job-(\d+)$/);

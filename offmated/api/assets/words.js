@@ -3,6 +3,11 @@
 // As in terminals: what would steer the reading direction, and what nobody sees, is seen.
 export const printable = (text) => String(text).replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, "\ufffd");
 
+// An error as commands print it.
+export function errorWords({ what, numbers = [], hint, code }) {
+  return [what, ...numbers.map((number) => `  ${number}`), `  ${hint ? `hint: ${hint}   ` : ""}[${code}]`].join("\n");
+}
+
 const two = (count) => String(count).padStart(2, "0");
 
 // Durations, times and sizes as commands say them.

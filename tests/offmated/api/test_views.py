@@ -45,7 +45,7 @@ def test_what_a_job_is_shown_with_and_the_number_of_the_api_change_together() ->
         " last_checkpoint_step measured name notes output place plan predicted priority progress reason run_dir"
         " settings standing started_at state stop_reason window"
     )
-    assert (API, sorted(view(row(1, JobState.SUBMITTED)))) == (15, fields.split())
+    assert (API, sorted(view(row(1, JobState.SUBMITTED)))) == (16, fields.split())
 
 
 def test_a_job_that_is_being_stopped_says_why() -> None:

@@ -148,7 +148,7 @@ def test_a_value_becomes_the_nearest_number_of_its_block_and_stays_it():
         drawn = torch.randn(1024, generator=torch.Generator().manual_seed(1))
         wide = drawn if signed else drawn.square()
         found, scales = rounded(wide, signed=signed).view(-1, 256), wide.view(-1, 256).abs().amax(1, keepdim=True)
-        for decade in range(7):  # as docs/exactness.md has it
+        for decade in range(7):  # as docs/explanation/exactness.md has it
             its = torch.linspace(-(10.0**-decade) if signed else 0, 10.0**-decade, 10_001)
             off = (its.unsqueeze(1) - known).abs().amin(1).max()
             assert off <= 10**-decade * 0.00704 * 2**decade / (1 if signed else 2), (part, decade)

@@ -16,7 +16,7 @@ def test_an_unknown_key_is_refused_with_its_line_and_the_nearest_known_one(folde
     assert str(refusal(BASE + "learnign_rate: 1e-4\n", folder)) == (
         "job.yaml has one mistake.\n"
         "  line 3: learnign_rate: unknown key; did you mean learning_rate?\n"
-        "  hint: correct the file and try again; docs/jobs.md lists every key   [unknown-key]"
+        "  hint: correct the file and try again; `offmate keys` lists all keys   [unknown-key]"
     )
 
 
@@ -36,7 +36,7 @@ def test_all_mistakes_are_told_at_once_in_the_files_order(folder: Path) -> None:
         "  line 2: packing: it is 1; it must be true, false or wrapped\n"
         f"  line 3: model: there is no model folder at {folder / 'nowhere'}\n"
         "  line 4: bits: unknown key\n"
-        "  hint: correct the file and try again; docs/jobs.md lists every key   [bad-job]"
+        "  hint: correct the file and try again; `offmate keys` lists all keys   [bad-job]"
     )
 
 

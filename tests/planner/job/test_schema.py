@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 import yaml
 
 from planner.errors import Exit, UserError
-from planner.importers.tools import ALIASES
 from planner.job.schema import Job
-from tests import ROOT
 from tests.planner.conftest import BASE, parse, refusal
 
 
@@ -205,21 +202,6 @@ def test_notes_say_what_a_key_means_here(folder: Path) -> None:
 def test_a_job_does_not_change(folder: Path) -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse("", folder).seed = 3  # type: ignore[misc]
-
-
-def test_docs_describe_every_key_alias_default_and_code() -> None:
-    root = ROOT
-    docs = (root / "docs" / "jobs.md").read_text()
-    rows = {cells[1].strip(" `"): cells for line in docs.splitlines() if len(cells := line.split("|")) > 5}
-    for key, field in Job.model_fields.items():
-        assert key in rows, f"docs/jobs.md has no row for {key}"
-        default = "" if field.is_required() else yaml.safe_dump(field.default).splitlines()[0].strip()
-        if key not in ("tokenizer", "report_to", "bf16") and default:  # none is no tracker; the card decides
-            assert yaml.safe_load(rows[key][3].strip(" `")) == field.default, key
-        assert all(f"`{alias}`" in rows[key][4] for alias in ALIASES.get(key, ())), key
-        choices = re.split(", | or ", field.description or "")  # of "true, false or auto"
-        if len(choices) > 1 and not any(" " in choice for choice in choices):
-            assert set(choices) - {"null"} == set(re.findall(r"\w+", rows[key][2])), key
 
 
 def test_bf16_may_be_left_to_the_machine(folder: Path) -> None:

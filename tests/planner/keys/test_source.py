@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there_is_told_with_one_of_a_similar_name(tmp_path: P
     for path in (tmp_path / "nothing-like-it", tmp_path / "gone" / "job.yaml", tmp_path):
         with pytest.raises(UserError) as far:
             read_text(path)
-        assert far.value.hint == "give the path of a YAML file; docs/jobs.md lists its keys"
+        assert far.value.hint == "give the path of a YAML file; `offmate keys` lists its keys"
 
 
 def test_the_first_mistakes_of_many_are_told(tmp_path: Path) -> None:
