@@ -1,6 +1,6 @@
 # `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests;
 # `make test-later` runs those that `make test` leaves to `make test-all`. `make docs` writes docs/keys.md, which is not in git.
-# All make .venv first.
+# All make .venv first; deploy/install.py says what it fetches meanwhile.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))

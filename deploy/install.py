@@ -1,5 +1,7 @@
 """Make the virtual environment that `make demo` and `make test` use: python3 deploy/install.py FOLDER
 
+While it waits it says what is being done: on a terminal in one line that changes, elsewhere in a line every 15 seconds.
+
 Standard library only. Debian and Ubuntu ship a Python without `ensurepip`; there pip comes from its own wheel, so that
 nothing needs to be installed by hand. Machines without an NVIDIA GPU get PyTorch's CPU build, which is far smaller.
 """
@@ -7,10 +9,14 @@ nothing needs to be installed by hand. Machines without an NVIDIA GPU get PyTorc
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import re
+import shutil
 import subprocess
 import sys
+import threading
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,6 +27,16 @@ INDEX = "https://pypi.org/simple/pip/"
 PIP_WHEEL = "pip-25.3-py3-none-any.whl"
 PIP_SHA256 = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
 TORCH_CPU = "https://download.pytorch.org/whl/cpu"
+EVERY_S = {True: 0.5, False: 15.0}
+"""Seconds between two lines about what is being done, on a terminal and elsewhere."""
+DOING = (
+    (re.compile(r"Collecting (\S+)"), "choosing {}"),
+    (re.compile(r"Downloading (?:https?://\S+/)?([^\s/]+?)(?:-py\d\S*|-cp\d\S*)? \((.+?)\)"), "fetching {} ({})"),
+    (re.compile(r"Using cached ([^\s/]+?)(?:-py\d\S*|-cp\d\S*)? \((.+?)\)"), "taking {} ({}) from pip's cache"),
+    (re.compile(r"(Building|Preparing|Getting) .*"), "preparing the project"),
+    (re.compile(r"Installing collected packages: (.+)"), "writing packages, {} in all"),
+)
+"""A line of pip's -> what it means in words."""
 
 
 def make_environment(folder: Path) -> Path:
@@ -72,23 +88,59 @@ def cpu_index() -> list[str]:
     return ["--index-url", TORCH_CPU]
 
 
+def in_words(line: str) -> str | None:
+    """What a line of pip's output says that it does now; None for a line that says nothing of that."""
+    for pattern, words in DOING:
+        if found := pattern.match(line.strip()):
+            parts = found.groups()
+            return words.format(parts[0].count(",") + 1) if "writing" in words else words.format(*parts)
+    return None
+
+
+def run_pip(command: list[str], step: str) -> None:
+    """Run pip, and tell what it does. Exits with pip's output and its exit code when it fails."""
+    began, terminal = time.monotonic(), sys.stdout.isatty()
+    doing, output = "asking the package index", list[str]()
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    pip = subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+    def hear() -> None:
+        nonlocal doing
+        for line in pip.stdout or ():
+            output.append(line)
+            doing = in_words(line) or doing
+
+    hearing = threading.Thread(target=hear)
+    hearing.start()
+    while hearing.is_alive():
+        tell(f"{step}: {doing}, {time.monotonic() - began:.0f} s", terminal)
+        hearing.join(EVERY_S[terminal])
+    if code := pip.wait():
+        print("".join(output), end="", file=sys.stderr)
+        sys.exit(code)
+    tell(f"{step}: done in {time.monotonic() - began:.0f} s", terminal)
+    if terminal:
+        print()
+
+
+def tell(text: str, terminal: bool) -> None:
+    """Print a line; on a terminal in place of the one before, cut to its width."""
+    width = shutil.get_terminal_size().columns - 1
+    print(f"\r\x1b[K{text[:width]}" if terminal else f"{text}\n", end="", flush=True)
+
+
 def main() -> None:
     """Make the environment, then install PyTorch, the project (editable) and its test tools as constraints.txt says."""
-    python = make_environment(Path(sys.argv[1]).absolute())
-    pip = [
-        str(python),
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "install",
-        "--quiet",
-        "--constraint",
-        "constraints.txt",
-    ]
-    print("Installing (PyTorch is large; this takes a few minutes the first time) …", flush=True)
+    folder = Path(sys.argv[1]).absolute()
+    print(f"Making the environment in {folder}", flush=True)
+    python = make_environment(folder)
+    options = ["--disable-pip-version-check", "--progress-bar", "off", "--constraint", "constraints.txt"]
+    pip = [str(python), "-m", "pip", "install", *options]
     if index := cpu_index():
-        subprocess.run([*pip, *index, "torch"], cwd=ROOT, check=True)
-    subprocess.run([*pip, "--editable", ".[test]"], cwd=ROOT, check=True)
+        run_pip([*pip, *index, "torch"], "PyTorch for CPUs, some 200 MB")
+    run_pip([*pip, "--editable", ".[test]"], "offmate and its packages")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
-"""What deploy/ says of this repository is so. Docker itself is not run here."""
+"""What deploy/ says of this repository is so, and its programs work. Docker itself is not run here."""
 
 from __future__ import annotations
 
+import os
 import re
+import runpy
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
+import pytest
 import yaml
 
 from offmated.api.addresses import TcpAddress
@@ -45,3 +51,56 @@ def test_the_service_builds_this_image_and_its_settings_are_known() -> None:
     listens = TcpAddress.parse(SERVICE["environment"]["OFFMATE_LISTEN"])
     (port,) = SERVICE["ports"]
     assert port == f"127.0.0.1:{listens.port}:{listens.port}", "of the host nobody but this machine connects"
+
+
+INSTALL = runpy.run_path(str(ROOT / "deploy" / "install.py"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("Collecting torch<2.14,>=2.11 (from offmate==0.2.0)", "choosing torch<2.14,>=2.11"),
+        ("  Downloading torch-2.13.0-cp311-cp311-linux_x86_64.whl (196.1 MB)", "fetching torch-2.13.0 (196.1 MB)"),
+        ("  Downloading https://host/whl/numpy-2.4.6-cp311-cp311-x.whl (17 MB)", "fetching numpy-2.4.6 (17 MB)"),
+        ("  Using cached rich-14.0.0-py3-none-any.whl (310 kB)", "taking rich-14.0.0 (310 kB) from pip's cache"),
+        ("  Getting requirements to build editable: started", "preparing the project"),
+        ("Installing collected packages: a, b, c", "writing packages, 3 in all"),
+        ("Requirement already satisfied: pip", None),
+    ],
+)
+def test_lines_of_pip_are_told_in_words(line: str, words: str | None) -> None:
+    assert INSTALL["in_words"](line) == words
+
+
+def test_the_installation_tells_what_is_done_and_for_how_long(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(INSTALL["EVERY_S"], False, 0.2)
+    code = "import time; print('Installing collected packages: a, b'); time.sleep(1)"
+    INSTALL["run_pip"]([sys.executable, "-c", code], "packages")
+    lines = capfd.readouterr().out.splitlines()
+    assert re.fullmatch(r"packages: asking the package index, \d+ s", lines[0])
+    assert any(re.fullmatch(r"packages: writing packages, 2 in all, \d+ s", line) for line in lines[1:-1])
+    assert re.fullmatch(r"packages: done in \d+ s", lines[-1])
+
+
+def test_an_installation_that_fails_shows_what_pip_said_and_has_its_code(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        INSTALL["run_pip"]([sys.executable, "-c", "print('ERROR: no such package'); exit(3)"], "packages")
+    assert left.value.code == 3
+    assert "ERROR: no such package" in capfd.readouterr().err
+
+
+def test_the_trial_of_the_image_is_a_shell_script_and_says_that_no_docker_engine_answers(tmp_path: Path) -> None:
+    script = ROOT / "deploy" / "try_image.sh"
+    assert subprocess.run(["sh", "-n", script]).returncode == 0
+    # A client without an engine stands for docker: an engine that is here is not to build anything.
+    (tmp_path / "docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", script], env={"PATH": path}, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (69, "")
+    assert done.stderr.splitlines()[0].startswith("No Docker engine answers")
+    assert done.stderr.splitlines()[1].strip() == "Cannot connect to the Docker daemon"

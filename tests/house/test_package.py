@@ -107,17 +107,14 @@ def test_the_version_is_one_everywhere() -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == version
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
-    assert headings[0] == "Unreleased"
+    assert headings[:2] == ["Unreleased", version]
 
 
 def test_the_names_for_python_come_from_the_wheel(environment: Path, home: Path) -> None:
-    code = (
-        "from offmate import __version__, certify, plan, prepare; "
-        "print(__version__, all(map(callable, (certify, plan, prepare))))"
-    )
+    code = "from offmate import __version__, certify, plan, prepare; print(__version__)"
     done = run(environment, home, "python", "-c", code)
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert (done.returncode, done.stdout.strip()) == (0, f"{version} True"), done.stderr
+    assert (done.returncode, done.stdout.strip()) == (0, version), done.stderr
     # Its process of its own is found, too.
     code = "import offmate\ntry: offmate.plan('none.yaml')\nexcept offmate.UserError as error: print(error.code)"
     done = run(environment, home, "python", "-c", code)
