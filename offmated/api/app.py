@@ -109,7 +109,7 @@ def make_app(services: Services) -> FastAPI:
 
 
 async def health(use: Use) -> Json:
-    """The daemon's report on itself. It takes no thread, so it is answered also when all threads wait for the
+    """Get the daemon's report on itself. It takes no thread, so it is answered also when all threads wait for the
     database."""
     return use.health()
 
@@ -120,7 +120,7 @@ async def healthz() -> PlainTextResponse:
 
 
 def metrics(use: Use) -> PlainTextResponse:
-    """Figures of the daemon and of the jobs that work now, in Prometheus's text format."""
+    """Get figures of the daemon and of the jobs that work now, in Prometheus's text format."""
     return PlainTextResponse(monitoring.figures(use.store, use.health()), media_type="text/plain; version=0.0.4")
 
 
@@ -184,7 +184,7 @@ def _page(page: Page) -> Json:
 
 
 def show_job(job_id: JobId, use: Use) -> Json:
-    """Everything about one job, in the form of `job_view`."""
+    """All that the daemon knows about one job, as `offmate show ID --json` prints it, but for its plan."""
     return job_view(one(use.store, job_id))
 
 

@@ -25,7 +25,7 @@ _COUNT = click.IntRange(min=1)
     help="Plan for another machine: a card (rtx3060, h100 …) or a YAML file; list shows all cards.",
 )
 @click.option("--compare", metavar="NAMES", help="Print one table for several machines: rtx3060,rtx4090,my-box.yaml.")
-@click.option("--frontier", is_flag=True, help="With --hardware: the step time over GPU memory; with --html as a picture.")
+@click.option("--frontier", is_flag=True, help="With --hardware: step time over GPU memory; with --html as a picture.")
 @click.option(
     "--cpu-memory",
     type=Size(),
@@ -41,7 +41,9 @@ _COUNT = click.IntRange(min=1)
 @click.option("--batch-size", metavar="N|auto", help="With --model: rows in a micro-batch (1); auto: the fastest.")
 @click.option("--lora", type=_COUNT, metavar="RANK", help="With --model: LoRA on all linear layers.")
 @click.option("--fp32", is_flag=True, help="With --model: train in fp32, not in bf16 with fp32 masters.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="With FILE or --model: overrides any KEY of the job.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="With FILE or --model: overrides the job's KEY."
+)
 @click.option("--chain", type=click.Path(path_type=Path), metavar="FILE", help="Plan a chain in JSON.")
 @click.option("--slices", type=_COUNT, metavar="N", help="Micro-batches in a step: 8 with --model, 1 with --chain.")
 @click.option(
@@ -56,7 +58,7 @@ _COUNT = click.IntRange(min=1)
     help="With --chain: the optimality gap at which the solver may stop (0.01).",
 )
 @click.option("--no-cpu-updates", is_flag=True, help="With --chain: all updates on the GPU.")
-@click.option("--no-activation-offload", is_flag=True, help="With --chain: activations stay on the GPU or are recomputed.")
+@click.option("--no-activation-offload", is_flag=True, help="With --chain: activations are kept or recomputed.")
 @picture_options
 @json_option
 def plan(file: Path | None, as_json: bool, **options: object) -> None:
