@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import html
+import math
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -63,6 +63,8 @@ job that was made.
 ## Routes
 """
 _KINDS = {"application/json": "JSON", "text/plain": "text", "text/html": "HTML"}
+_HUGE = 2**31 - 1
+"""Bounds from here on are of the numbers that can be stored, and not said."""
 
 
 def page() -> str:
@@ -85,7 +87,8 @@ def _route(method: str, path: str, route: Mapping[str, Any], schemas: Mapping[st
         yield "| parameter | in | type | default |\n| --- | --- | --- | --- |"
         for each in parameters:
             default = "required" if each["required"] else _value(each["schema"])
-            yield f"| `{each['name']}` | {each['in']} | {_type(each['schema'], schemas)} | {default} |"
+            name = each["name"].title() if each["in"] == "header" else each["name"]
+            yield f"| `{name}` | {each['in']} | {_type(each['schema'], schemas)} | {default} |"
         yield ""
     if "requestBody" in route:
         yield from _body(route["requestBody"]["content"]["application/json"]["schema"], schemas)
@@ -120,9 +123,9 @@ def _type(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
         return ", ".join(f"`{each}`" for each in schema["enum"])
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'], schemas)}"
-    bounds = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-    said = [f"{sign} {schema[bound]:g}" for bound, sign in bounds.items() if bound in schema]
-    return html.escape(", ".join((schema.get("type", "any"), *said)))
+    bounds = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most"}
+    said = [f"{words} {schema[bound]:g}" for bound, words in bounds.items() if schema.get(bound, math.inf) < _HUGE]
+    return ", ".join((schema.get("type", "any"), *said))
 
 
 def _safe(text: str) -> str:

@@ -26,8 +26,10 @@ from planner.errors import Exit
 from planner.job.described import entry_section, sections
 from tests import ROOT
 from tests.house.test_imports import modules
+from tests.support.browser import browser, find_browser
 
 MOST_WORDS = 25_000
+FOUND = find_browser()
 
 
 @dataclass
@@ -151,6 +153,17 @@ def test_no_page_loads_anything_from_the_network(site: Path, pages: dict[str, Pa
     styles = [file.read_text("utf-8") for file in site.rglob("*.css")]
     assert styles
     assert not any(re.search(r"""(@import|url\()\s*["']?(https?:)?//""", style) for style in styles)
+
+
+@pytest.mark.skipif(FOUND is None, reason="no browser here")
+def test_the_search_works_in_a_site_that_is_opened_from_disk(site: Path) -> None:
+    assert FOUND is not None
+    with browser(FOUND) as seen:
+        seen.open(site / "index.html")
+        seen.page.locator("input.md-search__input").press_sequentially("hub-gated")
+        seen.page.wait_for_selector("a.md-search-result__link[href*='reference/errors.html']", state="attached")
+        assert [address for address in seen.requests if not address.startswith("file:")] == []
+        assert seen.problems == []
 
 
 def test_every_link_within_the_site_leads_to_a_page_and_an_anchor(site: Path, pages: dict[str, Page]) -> None:
