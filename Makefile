@@ -1,5 +1,5 @@
 # `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests;
-# `make test-later` runs those that `make test` leaves to `make test-all`. `make docs` writes docs/keys.md, which is not in git.
+# `make test-later` runs those that `make test` leaves to `make test-all`. `make docs` builds the documentation into site/.
 # All make .venv first; deploy/install.py says what it fetches meanwhile.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
@@ -17,7 +17,8 @@ demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 docs: $(INSTALLED)
-	$(BIN)/offmate keys --tool all > docs/keys.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open site/index.html in a browser."
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

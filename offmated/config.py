@@ -1,12 +1,4 @@
-"""Reads the daemon's settings: from the environment, else from `config.toml` in the state folder, else the defaults.
-
-database_url = "postgresql+psycopg://me@localhost/offmate"     # OFFMATE_DATABASE_URL
-redis_url = "redis://localhost:6379/0"                         # OFFMATE_REDIS_URL
-listen = "127.0.0.1:8477"                                      # OFFMATE_LISTEN
-window = "23:00-07:00 mon-fri"                                 # OFFMATE_WINDOW
-yield_minutes = "10"                                           # OFFMATE_YIELD_MINUTES
-notify = "ntfy://my-topic mailto://me:secret@example.org"      # OFFMATE_NOTIFY
-"""
+"""Reads the daemon's settings: from the environment, else from `config.toml` in the state folder, else the defaults."""
 
 from __future__ import annotations
 
@@ -21,29 +13,77 @@ from dataclasses import dataclass, field
 from offmated.paths import Paths
 from planner.errors import Exit, UserError, first_line
 
-KEYS = {
-    "database_url": "OFFMATE_DATABASE_URL",
-    "redis_url": "OFFMATE_REDIS_URL",
-    "listen": "OFFMATE_LISTEN",
-    "window": "OFFMATE_WINDOW",
-    "notify": "OFFMATE_NOTIFY",
-    "yield_minutes": "OFFMATE_YIELD_MINUTES",
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One of the daemon's settings. `key`: its name in config.toml. `variable`: the environment variable that goes
+    before the file. `example`: a value. `default`, `meaning`: sentences in Markdown."""
+
+    key: str
+    variable: str
+    example: str
+    default: str
+    meaning: str
+
+
+SETTINGS = (
+    Setting(
+        key="listen",
+        variable="OFFMATE_LISTEN",
+        example="127.0.0.1:8477",
+        default="The daemon opens a port of this machine alone when `offmate page` first asks for it.",
+        meaning="The IP address and port at which the API and the page listen, besides the daemon's socket. Host names "
+        "are not accepted.",
+    ),
+    Setting(
+        key="window",
+        variable="OFFMATE_WINDOW",
+        example="23:00-07:00 mon-fri",
+        default="Jobs may run at any time.",
+        meaning="The hours in which jobs that name no window of their own may have the GPU.",
+    ),
+    Setting(
+        key="yield_minutes",
+        variable="OFFMATE_YIELD_MINUTES",
+        example="10",
+        default="Jobs do not leave the GPU to other programs.",
+        meaning="Jobs leave the GPU when another program uses it, and continue when none has used it for so many "
+        "minutes, from 0 to 1440. This needs `pip install 'offmate[yield]'`.",
+    ),
+    Setting(
+        key="notify",
+        variable="OFFMATE_NOTIFY",
+        example="ntfy://my-topic mailto://me:secret@example.org",
+        default="No messages are sent.",
+        meaning="The addresses to which messages about jobs are sent, in apprise's form, separated by spaces. This "
+        "needs `pip install 'offmate[notify]'`. `offmate notify` sends a test message.",
+    ),
+    Setting(
+        key="database_url",
+        variable="OFFMATE_DATABASE_URL",
+        example="postgresql+psycopg://me@localhost/offmate",
+        default="The SQLite file `offmate.db` in the state folder.",
+        meaning="The database of jobs and plans, as a URL of SQLAlchemy. The relative path of an SQLite file starts at "
+        "the state folder. The URL appears in command lines, which other users can see: put a password into the "
+        "driver's own file.",
+    ),
+    Setting(
+        key="redis_url",
+        variable="OFFMATE_REDIS_URL",
+        example="redis://localhost:6379/0",
+        default="The daemon runs a server of its own.",
+        meaning="A Redis or Valkey server that you run, as the broker between the daemon and its workers.",
+    ),
+)
+KEYS = {setting.key: setting.variable for setting in SETTINGS}
+"""Name in config.toml -> environment variable."""
 
 _RELATIVE_FILE = re.compile(r"(?P<scheme>sqlite(\+\w+)?:///)(?P<file>(?!/|:memory:|file:|\?).+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The daemon's settings. `database_url`: any SQLAlchemy URL. `redis_url`: a broker that the user runs; None: the
-    daemon runs a private one. `listen`: the TCP address at which the API listens, besides its socket; None: none, until
-    somebody asks for the page. `window`: the hours in which jobs that name none may have the GPU, the text of a
-    `planner.keys.window.Window`. `notify`: addresses in apprise's form, separated by spaces, to which messages on jobs
-    are sent. `yield_minutes`: jobs leave the GPU to other programs, and go on when none has used it for so many
-    minutes; None: they do not leave it.
-
-    The database URL appears in command lines, which other users can see: a password belongs in the driver's own
-    file."""
+    """The values of the settings, whose meanings are in `SETTINGS`. None: not set."""
 
     database_url: str
     redis_url: str | None = None

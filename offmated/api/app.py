@@ -79,8 +79,8 @@ def make_app(services: Services) -> FastAPI:
     app.add_middleware(Limits)
     add_handlers(app)
     app.get("/health")(health)
-    app.get("/healthz")(healthz)
-    app.get("/metrics")(metrics)
+    app.get("/healthz", response_class=PlainTextResponse)(healthz)
+    app.get("/metrics", response_class=PlainTextResponse)(metrics)
     app.post("/jobs", status_code=201)(submit_job)
     app.post("/jobs/check")(check_job)
     app.get("/jobs")(list_jobs)
@@ -88,8 +88,8 @@ def make_app(services: Services) -> FastAPI:
     app.get("/jobs/{job_id}")(show_job)
     app.get("/jobs/{job_id}/keys")(show_keys)
     app.get("/jobs/{job_id}/plan")(show_plan)
-    app.get("/jobs/{job_id}/plan.html")(show_plan_page)
-    app.get("/jobs/{job_id}/logs")(show_log)
+    app.get("/jobs/{job_id}/plan.html", response_class=HTMLResponse)(show_plan_page)
+    app.get("/jobs/{job_id}/logs", response_class=PlainTextResponse)(show_log)
     app.get("/jobs/{job_id}/events")(show_events)
     app.post("/jobs/{job_id}/cancel")(cancel_job)
     app.post("/jobs/{job_id}/retry")(retry_job)
@@ -109,7 +109,7 @@ def make_app(services: Services) -> FastAPI:
 
 
 async def health(use: Use) -> Json:
-    """The daemon's report on itself. It takes no thread, so it is answered also when all threads wait for the
+    """Get the daemon's report on itself. It takes no thread, so it is answered also when all threads wait for the
     database."""
     return use.health()
 
@@ -120,7 +120,7 @@ async def healthz() -> PlainTextResponse:
 
 
 def metrics(use: Use) -> PlainTextResponse:
-    """Figures of the daemon and of the jobs that work now, in Prometheus's text format."""
+    """Get figures of the daemon and of the jobs that work now, in Prometheus's text format."""
     return PlainTextResponse(monitoring.figures(use.store, use.health()), media_type="text/plain; version=0.0.4")
 
 
@@ -184,7 +184,7 @@ def _page(page: Page) -> Json:
 
 
 def show_job(job_id: JobId, use: Use) -> Json:
-    """Everything about one job, in the form of `job_view`."""
+    """All that the daemon knows about one job, as `offmate show ID --json` prints it, but for its plan."""
     return job_view(one(use.store, job_id))
 
 

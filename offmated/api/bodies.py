@@ -29,12 +29,23 @@ class Body(BaseModel):
 class AskedTurn(Body):
     """The conditions under which a new job may start: its time, priority and place in the queue."""
 
-    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] = 0
-    after: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
-    begin_at: Annotated[float, Field(ge=0, le=2**40)] | None = None
-    label: Annotated[str, Field(min_length=1, max_length=KEY_LENGTH)] | None = None
-    held: bool = False
-    window: Annotated[str, Field(min_length=1, max_length=WINDOW_LENGTH)] | None = None
+    priority: Annotated[
+        int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description="Jobs of higher priority run first.")
+    ] = 0
+    after: Annotated[int | None, Field(ge=1, le=LARGEST_ID, description="The job runs only when this job is done.")] = (
+        None
+    )
+    begin_at: Annotated[
+        float | None, Field(ge=0, le=2**40, description="The earliest start, in seconds since 1970.")
+    ] = None
+    label: Annotated[
+        str | None, Field(min_length=1, max_length=KEY_LENGTH, description="A word to find the job by.")
+    ] = None
+    held: Annotated[bool, Field(description="The job is held until it is released.")] = False
+    window: Annotated[
+        str | None,
+        Field(min_length=1, max_length=WINDOW_LENGTH, description="The hours in which the job may run."),
+    ] = None
 
     def turn(self) -> Turn:
         """These conditions as the `Turn` that the queue uses."""
@@ -52,10 +63,12 @@ class Submission(AskedTurn):
     """A job that is submitted, with its file's text in `yaml`. Relative paths in it are below `folder`, an absolute
     path that may begin with `~`; errors call the file `name`. `settings`, each "KEY=VALUE", override the file."""
 
-    yaml: str
-    folder: str
-    name: str = "job.yaml"
-    settings: Annotated[list[str], Field(max_length=MOST_SETTINGS)] = []
+    yaml: Annotated[str, Field(description="The text of the job file.")]
+    folder: Annotated[str, Field(description="The folder to which relative paths in the file belong.")]
+    name: Annotated[str, Field(description="The name of the file in errors.")] = "job.yaml"
+    settings: Annotated[
+        list[str], Field(max_length=MOST_SETTINGS, description='Overrides of the file, each "KEY=VALUE".')
+    ] = []
 
     def base(self) -> Path:
         """`folder` as an absolute path. Raises UserError `relative-folder`: the daemon's own folder means nothing to
@@ -78,8 +91,10 @@ class AskedLonger(AskedTurn):
     """How far a done job is to go on from its newest checkpoint: the total number of epochs or of steps, exactly one of
     the two."""
 
-    epochs: Annotated[float, Field(gt=0, le=10**6, allow_inf_nan=False)] | None = None
-    max_steps: Annotated[int, Field(ge=1, le=10**9)] | None = None
+    epochs: Annotated[
+        float | None, Field(gt=0, le=10**6, allow_inf_nan=False, description="Epochs in all, with those already done.")
+    ] = None
+    max_steps: Annotated[int | None, Field(ge=1, le=10**9, description="Steps in all, with those already done.")] = None
 
     @model_validator(mode="after")
     def _one_length(self) -> AskedLonger:
@@ -95,9 +110,11 @@ class AskedLonger(AskedTurn):
 class Move(Body):
     """The place in the queue to which a job is moved, by exactly one of the three fields."""
 
-    to: Literal["first", "last"] | None = None
-    before: Annotated[int, Field(ge=1, le=LARGEST_ID)] | None = None
-    priority: Annotated[int, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY)] | None = None
+    to: Annotated[Literal["first", "last"] | None, Field(description="Before, or after, all waiting jobs.")] = None
+    before: Annotated[int | None, Field(ge=1, le=LARGEST_ID, description="Before this job, with its priority.")] = None
+    priority: Annotated[
+        int | None, Field(ge=-MOST_PRIORITY, le=MOST_PRIORITY, description="The job's new priority.")
+    ] = None
 
     @model_validator(mode="after")
     def _one(self) -> Move:
@@ -110,22 +127,30 @@ class Again(Body):
     """The changes with which a job is tried again: the budgets in bytes (null: as before), and whether its data or its
     base may have changed since it was submitted."""
 
-    gpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    cpu_budget: Annotated[int, Field(ge=1, lt=2**63)] | None = None
-    allow_changed_data: bool = False
-    allow_changed_model: bool = False
+    gpu_budget: Annotated[int | None, Field(ge=1, lt=2**63, description="GPU memory in bytes.")] = None
+    cpu_budget: Annotated[int | None, Field(ge=1, lt=2**63, description="Host memory in bytes.")] = None
+    allow_changed_data: Annotated[bool, Field(description="Train on the data files as they are now.")] = False
+    allow_changed_model: Annotated[bool, Field(description="Use the model and the tokenizer as they are now.")] = False
 
 
 class Cleaning(Body):
-    """The jobs whose checkpoints and data are to be removed; see `offmated.jobs.clean`."""
+    """The jobs whose checkpoints and data are to be removed."""
 
-    jobs: Annotated[list[Annotated[int, Field(ge=1, le=LARGEST_ID)]], Field(max_length=MOST_JOBS)] = []
-    unfinished: bool = False
-    older_s: Annotated[float, Field(ge=0, le=2**40)] = 0.0
-    remove: bool = False
+    jobs: Annotated[
+        list[Annotated[int, Field(ge=1, le=LARGEST_ID)]],
+        Field(max_length=MOST_JOBS, description="Only these jobs; none given: all that have been over long enough."),
+    ] = []
+    unfinished: Annotated[bool, Field(description="Also jobs that failed or were cancelled.")] = False
+    older_s: Annotated[float, Field(ge=0, le=2**40, description="For how many seconds a job must have been over.")] = (
+        0.0
+    )
+    remove: Annotated[bool, Field(description="Remove the files; otherwise they are only counted.")] = False
 
 
 class Adoption(Body):
-    """Names of run folders that are to be jobs again; see `offmated.jobs.adopt`."""
+    """The run folders of which jobs are to be made again."""
 
-    folders: Annotated[list[Annotated[str, Field(min_length=1, max_length=4096)]], Field(max_length=MOST_JOBS)] = []
+    folders: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=4096)]],
+        Field(max_length=MOST_JOBS, description="Names of run folders; none given: all that no job has."),
+    ] = []

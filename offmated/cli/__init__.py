@@ -88,7 +88,7 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(None, "-V", "--version", package_name="offmate")
 def main() -> None:
-    """Fine-tune language models that are far too large for your GPU: hand in a job, get a model folder."""
+    """Fine-tune language models that are far too large for your GPU. You submit a job and get a model folder."""
 
 
 main.add_command(init)
@@ -220,7 +220,7 @@ def cancel(job_ids: tuple[int, ...], as_json: bool) -> None:
 @IDS
 @budget_options
 @click.option("--allow-changed-data", is_flag=True, help="Train on the data files as they are now.")
-@click.option("--allow-changed-model", is_flag=True, help="Take the model and tokenizer as they are now.")
+@click.option("--allow-changed-model", is_flag=True, help="Use the model and the tokenizer as they are now.")
 @json_option
 def retry(
     job_ids: tuple[int, ...],
@@ -294,7 +294,7 @@ def up(foreground: bool, as_json: bool) -> None:
 @main.command()
 @json_option
 def down(as_json: bool) -> None:
-    """End the daemon. A running job saves a checkpoint first and goes on at the next start."""
+    """End the daemon. A running job saves a checkpoint first and continues at the next start."""
     only_here("down")
     paths = Paths.from_environment()
     client, ran = Client(paths), runs(paths)
@@ -324,7 +324,7 @@ def page(as_json: bool) -> None:
 )
 @json_option
 def report(hours: float, as_json: bool) -> None:
-    """Say which jobs ended recently, which run now and which come next."""
+    """Print which jobs ended recently, which run now and which come next."""
     summary = Client(Paths.from_environment()).report(max(0.0, time.time() - 3600 * hours))
     print_json(summary) if as_json else say("\n".join((summary["title"], *summary["lines"])))
 
@@ -369,7 +369,7 @@ main.add_command(plans)
 )
 @json_option
 def examine(folders: tuple[Path, ...], as_json: bool) -> None:
-    """Check that everything jobs need is here. Exits with 1 when something is missing."""
+    """Check that this machine has all that jobs need. Exits with 1 when something is missing."""
     from offmated.cli import doctor
 
     checks = list(doctor.examine(Paths.from_environment(), folders))

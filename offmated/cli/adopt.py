@@ -17,9 +17,9 @@ _SHOWN = 5
 @click.argument("folders", metavar="[FOLDER]...", nargs=-1)
 @json_option
 def adopt(folders: tuple[str, ...], as_json: bool) -> None:
-    """Make run folders that the database does not know jobs again; without FOLDER, all of them. Folders with a model
-    become done jobs. Jobs that had not begun are held until offmate release. All others become failed jobs, and offmate
-    retry continues from their checkpoints."""
+    """Make jobs again of run folders that the database does not know; without FOLDER, of all of them. Folders with a
+    model become done jobs. Jobs that had not begun are held until offmate release. All others become failed jobs, and
+    offmate retry continues from their checkpoints."""
     jobs, left = Client(Paths.from_environment()).adopt(folders)
     for error in left:
         click.echo(str(error), err=True)

@@ -44,7 +44,7 @@ _SUBJECT = click.argument("what", metavar="FILE|ID")
 @change_options
 @json_option
 def certify(what: str, as_json: bool, **options: Any) -> None:
-    """Do the first steps of the job in FILE, or of job ID, under its plan and in plain PyTorch, and show the greatest
+    """Run the first steps of the job in FILE, or of job ID, under its plan and in plain PyTorch, and show the greatest
     differences. Exits with 1 when one is greater than allowed. If the model does not fit in plain PyTorch, only its
     first layers are compared."""
     code, answer = _compare(what, options)
@@ -59,7 +59,7 @@ def certify(what: str, as_json: bool, **options: Any) -> None:
 @change_options
 @json_option
 def verify_resume(what: str, as_json: bool, **options: Any) -> None:
-    """Do the first steps of the job in FILE, or of job ID, in one go, and again with a stop and a new process in
+    """Run the first steps of the job in FILE, or of job ID, in one go, and again with a stop and a new process in
     between. Compares them bit by bit and exits with 1 when a bit differs. Both runs use deterministic kernels."""
     with _process("verify-resume", what, options, ("steps", "device")) as command:
         code = answered([*command, *(["--json"] if as_json else [])], as_json)

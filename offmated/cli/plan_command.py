@@ -24,8 +24,8 @@ _COUNT = click.IntRange(min=1)
     metavar="NAME|FILE|list",
     help="Plan for another machine: a card (rtx3060, h100 …) or a YAML file; list shows all cards.",
 )
-@click.option("--compare", metavar="NAMES", help="One table for several machines: rtx3060,rtx4090,my-box.yaml.")
-@click.option("--frontier", is_flag=True, help="With --hardware: the step over GPU memory; with --html as a picture.")
+@click.option("--compare", metavar="NAMES", help="Print one table for several machines: rtx3060,rtx4090,my-box.yaml.")
+@click.option("--frontier", is_flag=True, help="With --hardware: step time over GPU memory; with --html as a picture.")
 @click.option(
     "--cpu-memory",
     type=Size(),
@@ -38,12 +38,14 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option("--model", metavar="ID|PATH", help="Ask about a model by its config: a hub id, a folder, a config.json.")
 @click.option("--max-length", type=_COUNT, metavar="N", help="With --model: tokens in a row (1024).")
-@click.option("--batch-size", metavar="N|auto", help="With --model: rows in a slice (1); auto: the fastest.")
+@click.option("--batch-size", metavar="N|auto", help="With --model: rows in a micro-batch (1); auto: the fastest.")
 @click.option("--lora", type=_COUNT, metavar="RANK", help="With --model: LoRA on all linear layers.")
 @click.option("--fp32", is_flag=True, help="With --model: train in fp32, not in bf16 with fp32 masters.")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Any key of a job, with FILE or --model.")
+@click.option(
+    "--set", "settings", multiple=True, metavar="KEY=VALUE", help="With FILE or --model: overrides the job's KEY."
+)
 @click.option("--chain", type=click.Path(path_type=Path), metavar="FILE", help="Plan a chain in JSON.")
-@click.option("--slices", type=_COUNT, metavar="N", help="Slices in a step: 8 with --model, 1 with --chain.")
+@click.option("--slices", type=_COUNT, metavar="N", help="Micro-batches in a step: 8 with --model, 1 with --chain.")
 @click.option(
     "--clip",
     type=click.Choice(["none", "exact"]),
@@ -53,15 +55,15 @@ _COUNT = click.IntRange(min=1)
     "--gap",
     type=click.FloatRange(0, 1, max_open=True),
     metavar="SHARE",
-    help="With --chain: gap at which the solver may stop (0.01).",
+    help="With --chain: the optimality gap at which the solver may stop (0.01).",
 )
 @click.option("--no-cpu-updates", is_flag=True, help="With --chain: all updates on the GPU.")
-@click.option("--no-activation-offload", is_flag=True, help="With --chain: activations stay, or are recomputed.")
+@click.option("--no-activation-offload", is_flag=True, help="With --chain: activations are kept or recomputed.")
 @picture_options
 @json_option
 def plan(file: Path | None, as_json: bool, **options: object) -> None:
-    """Show how a job would run, without running it; here, or on a machine you do not have. Exits with 3 when it does
-    not fit.
+    """Show how a job would run, without running it: here, or on a machine that you do not have. Exits with 3 when it
+    does not fit.
 
     \b
     offmate plan job.yaml
@@ -106,7 +108,7 @@ def plan(file: Path | None, as_json: bool, **options: object) -> None:
 
 @click.group()
 def plans() -> None:
-    """Show and forget kept plans, which answer a question that was asked before."""
+    """Show or remove kept plans. A kept plan is used again when the same plan is needed."""
 
 
 @plans.command("list")
@@ -132,10 +134,10 @@ def show_plan(key: str, as_json: bool) -> None:
 
 @plans.command("forget")
 @click.argument("key", required=False)
-@click.option("--all", "everything", is_flag=True, help="Forget all plans.")
+@click.option("--all", "everything", is_flag=True, help="Remove all plans.")
 @json_option
 def forget_plan(key: str | None, everything: bool, as_json: bool) -> None:
-    """Forget the plan whose key begins with KEY, or all of them. The next job that needs it plans anew."""
+    """Remove the plan whose key begins with KEY, or all of them. The next job that needs it is planned again."""
     if (key is None) != everything:
         raise click.UsageError("give the KEY of one plan, or --all")
     from offmated.cli import planner_process

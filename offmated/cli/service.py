@@ -69,7 +69,7 @@ WantedBy=default.target
 
 @click.group("service")
 def service() -> None:
-    """Run the daemon as a service: systemd starts it at login, and again if it dies."""
+    """Run the daemon as a service: systemd starts it at login, and restarts it if it dies."""
 
 
 @service.command()

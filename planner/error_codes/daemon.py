@@ -33,7 +33,7 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "`offmate rerun ID` submits a job of any state again.",
         ),
         "not-asked": (
-            "Nothing was removed, because there is no terminal to ask you.",
+            "Nothing was removed, because the command cannot ask you: there is no terminal, or `--json` is given.",
             "Add `--yes`.",
         ),
         "key-taken": (

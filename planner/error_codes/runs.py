@@ -121,7 +121,7 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "Correct the file that the error names in the folder of the model or the tokenizer.",
         ),
         "job-changed": (
-            "The job or the software has changed in what matters since the checkpoint was written.",
+            "The job, its data or its length differ from those of the checkpoint.",
             "Undo the change, or submit a new job.",
         ),
         "cannot-go-on": (

@@ -1,0 +1,189 @@
+"""The documentation's site is built strictly, is complete, and needs no network."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import click
+import pytest
+import yaml
+
+from docs.make.hook import PAGES
+from offmated.cli import main
+from offmated.config import KEYS
+from planner.error_codes import THEMES
+from planner.errors import Exit
+from planner.job.described import entry_section, sections
+from tests import ROOT
+from tests.house.test_imports import modules
+from tests.support.browser import browser, find_browser
+
+MOST_WORDS = 25_000
+FOUND = find_browser()
+
+
+@dataclass
+class Page(HTMLParser):
+    """What a built page has: the anchors in it, its links, and the addresses that a browser loads with it."""
+
+    file: Path
+    anchors: set[str] = field(default_factory=set)
+    links: set[str] = field(default_factory=set)
+    loads: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+        self.feed(self.file.read_text("utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what a tag has."""
+        given = {name: value or "" for name, value in attrs}
+        self.anchors |= {given[name] for name in ("id", "name") if name in given}
+        if tag == "a":
+            self.links |= {given["href"]} if "href" in given else set()
+        else:
+            self.loads |= {given[name] for name in ("href", "src") if given.get("rel") != "canonical" and name in given}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site's folder, after a strict build without a warning."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    assert "WARNING" not in built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: Path) -> dict[str, Page]:
+    """Path in the site -> the page there."""
+    return {str(file.relative_to(site)): Page(file) for file in site.rglob("*.html")}
+
+
+def named_in(nav: Any) -> Iterator[str]:
+    """The paths of pages in a part of `nav`."""
+    if isinstance(nav, str):
+        yield nav
+    else:
+        for part in nav.values() if isinstance(nav, dict) else nav:
+            yield from named_in(part)
+
+
+def nav() -> list[str]:
+    """The paths of all pages of the site."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    return [*named_in(yaml.safe_load(text)["nav"])]
+
+
+def commands(group: click.Group, name: str) -> Iterator[str]:
+    """The names of all commands of a group, and of the groups in it."""
+    for each, command in group.commands.items():
+        yield f"{name} {each}"
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{name} {each}")
+
+
+def test_every_page_of_the_nav_is_built(pages: dict[str, Page]) -> None:
+    assert set(PAGES) < set(nav())
+    assert {path for path in nav() if path.removesuffix(".md") + ".html" not in pages} == set()
+
+
+def test_every_key_command_code_and_setting_has_its_anchor(pages: dict[str, Page]) -> None:
+    keys = {key.name for section in sections() for key in section.keys}
+    entries = {f"dataset-{key.name}" for key in entry_section().keys}
+    codes = {code for theme in THEMES.values() for code in theme}
+    named = {name.replace(" ", "-") for name in commands(main, "offmate")}
+    assert keys
+    assert "offmate-submit" in named
+    assert keys | entries <= pages["reference/keys.html"].anchors
+    assert named <= pages["reference/commands.html"].anchors
+    assert codes <= pages["reference/errors.html"].anchors
+    assert KEYS.keys() <= pages["reference/config.html"].anchors
+
+
+def test_every_exit_code_is_described(pages: dict[str, Page]) -> None:
+    text = pages["reference/commands.html"].file.read_text("utf-8")
+    assert {int(code) for code in re.findall(r"<td>(\d+)</td>", text)} == set(map(int, Exit))
+
+
+def test_every_route_of_the_api_is_described(pages: dict[str, Page]) -> None:
+    source = ast.parse((ROOT / "offmated" / "api" / "app.py").read_text("utf-8"))
+    routes = {
+        "-".join((call.func.attr, *re.findall(r"\w+", str(call.args[0].value))))
+        for call in ast.walk(source)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("get", "post")
+        and call.args
+        and isinstance(call.args[0], ast.Constant)
+    }
+    assert "post-jobs-job_id-cancel" in routes
+    assert routes <= pages["reference/api.html"].anchors
+
+
+def test_every_variable_of_offmates_own_is_described(pages: dict[str, Page]) -> None:
+    texts = [path.read_text("utf-8") for path in modules().values()]
+    read = {name for text in texts for name in re.findall(r'"(OFFMATE_[A-Z_]+)"', text)}
+    assert "OFFMATE_HOME" in read
+    text = pages["reference/config.html"].file.read_text("utf-8")
+    assert {name for name in read if f"<code>{name}</code>" not in text} == set()
+
+
+def test_no_page_loads_anything_from_the_network(site: Path, pages: dict[str, Page]) -> None:
+    assert {load for page in pages.values() for load in page.loads if urlsplit(load).netloc} == set()
+    styles = [file.read_text("utf-8") for file in site.rglob("*.css")]
+    assert styles
+    assert not any(re.search(r"""(@import|url\()\s*["']?(https?:)?//""", style) for style in styles)
+
+
+@pytest.mark.skipif(FOUND is None, reason="no browser here")
+def test_the_search_works_in_a_site_that_is_opened_from_disk(site: Path) -> None:
+    assert FOUND is not None
+    with browser(FOUND) as seen:
+        seen.open(site / "index.html")
+        seen.page.locator("input.md-search__input").press_sequentially("hub-gated")
+        seen.page.wait_for_selector("a.md-search-result__link[href*='reference/errors.html']", state="attached")
+        assert [address for address in seen.requests if not address.startswith("file:")] == []
+        assert seen.problems == []
+
+
+def test_every_link_within_the_site_leads_to_a_page_and_an_anchor(site: Path, pages: dict[str, Page]) -> None:
+    broken = set()
+    for path, page in pages.items():
+        for link in page.links | page.loads:
+            parts = urlsplit(link)
+            if path == "404.html" or parts.scheme or parts.netloc:  # 404.html is for web servers
+                continue
+            target = (page.file.parent / unquote(parts.path)).resolve() if parts.path else page.file
+            there = (
+                pages.get(str(target.relative_to(site.resolve()))) if target.is_relative_to(site.resolve()) else None
+            )
+            lost = parts.fragment and there is not None and unquote(parts.fragment) not in there.anchors
+            if not target.exists() or lost:
+                broken.add((path, link))
+    assert broken == set()
+
+
+def test_the_written_pages_are_short_enough_to_be_read() -> None:
+    written = [path for path in nav() if path not in PAGES and not path.startswith("notes/")]
+    words = {path: len((ROOT / "docs" / path).read_text("utf-8").split()) for path in written}
+    assert sum(words.values()) < MOST_WORDS, words
