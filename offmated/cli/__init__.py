@@ -27,6 +27,7 @@ from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
 from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
+from offmated.cli.init import init
 from offmated.cli.job_files import FILE, import_file, preview
 from offmated.cli.keys import keys
 from offmated.cli.launcher import runs, start_in_background
@@ -88,6 +89,9 @@ class Commands(click.Group):
 @click.version_option(None, "-V", "--version", package_name="offmate")
 def main() -> None:
     """Fine-tune language models that are far too large for your GPU: hand in a job, get a model folder."""
+
+
+main.add_command(init)
 
 
 @main.command()

@@ -1,0 +1,279 @@
+"""`offmate init`: the files that it writes for real data and models, and when it refuses. Tests that plan take seconds:
+each of their processes imports PyTorch."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from transformers import LlamaConfig
+
+from offmated.cli import main
+from offmated.cli.new_job import Machine, card_here, new_job, suggestions
+from planner.errors import Exit, UserError
+from planner.job.schema import Job
+from planner.job.survey import survey
+from planner.machine.cards import CARDS
+from planner.machine.presets import preset
+from planner.machine.this_machine import device_bytes
+from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
+from worker.check.preview import answer as previewed
+
+CARD = ("--hardware", "rtx3060")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder in which the command runs, with a small model in `model`; the hub is not asked."""
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("OFFMATE_HOME", str(tmp_path / "state")), ("OMP_NUM_THREADS", "1"), ("HF_HUB_OFFLINE", "1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    tiny_llama_folder(tmp_path / "model", chat_template=CHATML)
+    return tmp_path
+
+
+def run(*words: str, answers: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["init", *words], input=answers)
+
+
+def written(*words: str) -> tuple[Job, dict[str, Any]]:
+    """The job of the file that the command writes, after a preview of it as `offmate preview` makes it; and what the
+    command says of it as JSON."""
+    done = run(*words, *CARD, "--model", "model", "--json")
+    assert done.exit_code == 0, done.stderr
+    job = Job.load(Path("job.yaml"))
+    code, _ = previewed(job, argparse.Namespace(rows=1, json=True, color=False, asks="", database=None))
+    assert code == Exit.DONE
+    return job, json.loads(done.stdout)
+
+
+def texts(path: Path, count: int = 3, **more: Any) -> Path:
+    return write_jsonl(path, [{"text": "word " * (number + 1), **more} for number in range(count)])
+
+
+# ---- files that pass submission's checks
+
+
+def test_texts_get_full_fine_tuning_and_the_length_of_their_longest_row(folder: Path) -> None:
+    texts(folder / "data.jsonl", 250)
+    write_jsonl(folder / "data.jsonl", [{"text": "a" * 10}] * 249 + [{"text": "a" * 150}])
+    job, told = written("data.jsonl", "--start", "night")
+    assert (job.method, job.max_length, job.train_batch_size, job.val_size) == ("full", 192, 8, 0.05)
+    assert job.schedule == "23:00-07:00"
+    assert told["data"] | {"longest_tokens": 151, "longest_characters": 150, "records": 250} == told["data"]
+    assert told["plans"]["full"]["fits"] and told["plans"].keys() == {"full"}
+    assert told["commands"][0] == "offmate preview job.yaml"
+    assert job.output_dir == str(folder / "model-data")
+    lines = Path("job.yaml").read_text().splitlines()
+    assert lines[-1] == "# offmate keys lists all"
+    assert len([line for line in lines if not line.startswith("#")]) <= 11
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_preferences_are_learned_by_dpo(folder: Path) -> None:
+    pair = {"prompt": "2 + 2 = ", "chosen": "4, of course", "rejected": "5"}
+    write_jsonl(folder / "pairs.jsonl", [pair] * 12)
+    job, told = written("pairs.jsonl")
+    assert (job.preference, job.train_batch_size, told["data"]["kind"]) == ("dpo", 8, "preference")
+    assert told["data"]["longest_characters"] == len("2 + 2 = 4, of course")
+
+
+def test_conversations_are_read_with_the_models_template(folder: Path) -> None:
+    talk = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "good day"}]
+    write_jsonl(folder / "talks.jsonl", [{"messages": talk}] * 3)
+    job, told = written("talks.jsonl")
+    assert (job.train_batch_size, job.val_size, told["data"]["kind"]) == (3, None, "messages")
+    assert told["data"]["longest_tokens"] > told["data"]["longest_characters"]
+
+
+def test_a_table_of_instructions_is_read(folder: Path) -> None:
+    with (folder / "alpaca.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerows([("instruction", "input", "output"), ("Add", "2, 2", "4"), ("Say\nhello", "", "hello")])
+    _, told = written("alpaca.csv")
+    assert (told["data"]["kind"], told["data"]["records"]) == ("alpaca", 2)
+
+
+def test_broken_records_are_left_out_and_the_file_says_which(folder: Path) -> None:
+    (folder / "data.jsonl").write_text('{"text": "good"}\n{"text": 7}\nno json\n{"text": "better"}\n')
+    job, told = written("data.jsonl")
+    assert (job.broken_rows, told["data"]["broken"], job.train_batch_size) == ("skip", 2, 2)
+    said = Path("job.yaml").read_text()
+    assert "line 2 of data.jsonl" in said and "line 3 of data.jsonl" in said
+
+
+# ---- what fits is the planner's answer
+
+
+def test_lora_is_written_where_full_fine_tuning_does_not_fit(folder: Path) -> None:
+    model = large_model(folder / "eight")
+    texts(folder / "data.jsonl")
+    told: list[str] = []
+    machine = Machine(card="rtx3060", ram=64 * 2**30, is_here=False)
+    job = new_job(str(model), folder / "data.jsonl", machine, night=False, output=folder / "job.yaml", tell=told.append)
+    found = job.to_json()
+    assert [plan["fits"] for plan in found["plans"].values()] == [False, True]
+    assert found["keys"]["method"]["value"] == "lora"
+    assert any("full fine-tuning needs" in line and "of host memory" in line for line in found["said"])
+    assert [line for line in told if line.startswith("planning")] == [
+        "planning full fine-tuning on a GeForce RTX 3060 12 GB",
+        "planning LoRA on a GeForce RTX 3060 12 GB",
+    ]
+
+
+def test_the_base_is_in_4_bits_where_only_that_fits(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    machine = Machine(card="rtx3060", ram=2 * 2**30, is_here=False)
+    model, output = str(large_model(folder / "eight")), folder / "job.yaml"
+    job = new_job(model, folder / "data.jsonl", machine, night=False, output=output, tell=print)
+    output.write_text(job.text)
+    loaded = Job.load(output)
+    assert (loaded.method, loaded.load_in_4bit) == ("lora", True)
+    assert [plan["fits"] for plan in job.to_json()["plans"].values()] == [False, False, True]
+
+
+def test_a_model_for_which_no_method_fits_is_refused_with_three_reasons(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    machine = Machine(card="rtx3060", ram=2 * 2**30, is_here=False)
+    model = str(large_model(folder / "thirty", times=2))
+    with pytest.raises(UserError) as refused:
+        new_job(model, folder / "data.jsonl", machine, night=False, output=folder / "job.yaml", tell=print)
+    assert (refused.value.code, refused.value.exit_code) == ("does-not-fit", Exit.DOES_NOT_FIT)
+    assert len(refused.value.numbers) == 3
+    assert all("needs" in line and "a job may use" in line for line in refused.value.numbers)
+
+
+def large_model(folder: Path, *, times: int = 1) -> Path:
+    """A folder with the config of a model of 8 billion parameters in 8 layers, `times` as wide, with a tokenizer and no
+    weights."""
+    LlamaConfig(
+        vocab_size=128256,
+        hidden_size=8192 * times,
+        intermediate_size=28672 * times,
+        num_hidden_layers=8,
+        num_attention_heads=64 * times,
+        num_key_value_heads=8,
+        architectures=["LlamaForCausalLM"],
+    ).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_that_is_not_here_gets_a_file_without_a_method_that_says_so(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    done = run("data.jsonl", "--model", "nobody/nothing-4B", *CARD)
+    assert done.exit_code == 0, done.stderr
+    text = Path("job.yaml").read_text()
+    job = Job.load(Path("job.yaml"))
+    assert (job.model, job.max_length) == ("nobody/nothing-4B", 64)
+    assert "method:" not in [line.split()[0] for line in text.splitlines()]
+    assert "# No plan was made: nobody/nothing-4B is not on this machine" in text
+    assert "a guess" in text
+
+
+# ---- questions
+
+
+def test_what_is_not_given_is_asked_and_asked_again_after_a_mistake(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("offmated.cli.init"), "on_terminal", lambda: True)
+    texts(folder / "data.jsonl")
+    answers = ["no-file.jsonl", "data.jsonl", "rtx9999", "rtx4090", "./no-model", "some/model", "later", "night"]
+    done = run(answers="".join(f"{line}\n" for line in answers))
+    assert done.exit_code == 0, done.stderr
+    job = Job.load(Path("job.yaml"))
+    assert (job.model, job.schedule) == ("some/model", "23:00-07:00")
+    assert "There is no file or folder no-file.jsonl" in done.stderr
+    assert "There is no hardware called rtx9999" in done.stderr
+    assert all(name in done.stderr for name in suggestions("rtx4090"))
+
+
+def test_without_a_terminal_what_is_missing_is_named(folder: Path) -> None:
+    done = run("data.jsonl", *CARD)
+    assert (done.exit_code, done.stderr.splitlines()[0]) == (
+        Exit.USAGE,
+        "--model must be given, as there is no terminal to ask at.",
+    )
+    said = run().stderr
+    assert said.startswith("DATA, --model must" if card_here() else "DATA, --model, --hardware must")
+    assert not Path("job.yaml").exists()
+
+
+# ---- refusals
+
+
+def test_a_file_that_is_there_is_replaced_only_by_force(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    Path("job.yaml").write_text("mine")
+    words = ("data.jsonl", "--model", "some/model", *CARD)
+    assert (run(*words).exit_code, Path("job.yaml").read_text()) == (Exit.USAGE, "mine")
+    assert run(*words, "--force").exit_code == 0
+    assert Job.load(Path("job.yaml")).model == "some/model"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ("", "empty-dataset"),
+        ("no json\n", "nothing-to-train"),
+        ('{"text": 7}\n', "nothing-to-train"),
+        ('{"a": "b"}\n', "unknown-columns"),
+    ],
+)
+def test_data_without_anything_to_learn_are_refused_and_nothing_is_written(
+    folder: Path, content: str, code: str
+) -> None:
+    (folder / "data.jsonl").write_text(content)
+    done = run("data.jsonl", "--model", "some/model", *CARD)
+    assert done.exit_code == Exit.USAGE and f"[{code}]" in done.stderr
+    assert not Path("job.yaml").exists()
+
+
+def test_what_submission_refuses_is_refused_in_its_words(folder: Path) -> None:
+    byte_tokenizer().save_pretrained(folder / "model")
+    (folder / "model" / "chat_template.jinja").unlink(missing_ok=True)
+    write_jsonl(folder / "talks.jsonl", [{"messages": [{"role": "assistant", "content": "good day"}]}])
+    done = run("talks.jsonl", "--model", "model", *CARD)
+    assert done.exit_code == Exit.USAGE and "[no-chat-template]" in done.stderr
+    assert not Path("job.yaml").exists()
+
+
+# ---- parts
+
+
+def test_a_file_for_another_card_keeps_to_that_cards_memory_if_this_machine_has_as_much(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    here = device_bytes()
+    for card in ("rtx3060", "b200"):
+        assert run("data.jsonl", "--model", "some/model", "--hardware", card, "--force").exit_code == 0
+        usable = preset(card, bf16=True).gpu_bytes
+        wanted = None if card == card_here() or here is None or here < usable else usable
+        assert Job.load(Path("job.yaml")).gpu_budget == wanted
+
+
+def test_names_with_signs_of_yaml_and_folders_apart_are_read_back(folder: Path) -> None:
+    (folder / "some: data #1").mkdir()
+    texts(folder / "some: data #1" / "a.jsonl")
+    (folder / "jobs").mkdir()
+    done = run("some: data #1", "--model", "some/model", *CARD, "--output", "jobs/job.yaml")
+    assert done.exit_code == 0, done.stderr
+    job = Job.load(Path("jobs/job.yaml"))
+    assert job.dataset == (str(folder / "some: data #1"),)
+    assert Path(str(job.output_dir)).parent == folder / "jobs"
+
+
+def test_every_card_has_models_to_suggest() -> None:
+    assert all(len(suggestions(card)) == 3 for card in CARDS)
+
+
+def test_a_column_that_is_not_read_is_told(folder: Path) -> None:
+    path = write_jsonl(folder / "data.jsonl", [{"prompt": "a", "completion": "b", "label": True}])
+    assert (survey(path).kind, survey(path).ignored) == ("prompt", ("label",))
