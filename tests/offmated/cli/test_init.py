@@ -112,31 +112,21 @@ def test_broken_records_are_left_out_and_the_file_says_which(folder: Path) -> No
 # ---- what fits is the planner's answer
 
 
-def test_lora_is_written_where_full_fine_tuning_does_not_fit(folder: Path) -> None:
-    model = large_model(folder / "eight")
-    texts(folder / "data.jsonl")
-    told: list[str] = []
-    machine = Machine(card="rtx3060", ram=64 * 2**30, is_here=False)
-    job = new_job(str(model), folder / "data.jsonl", machine, night=False, output=folder / "job.yaml", tell=told.append)
-    found = job.to_json()
-    assert [plan["fits"] for plan in found["plans"].values()] == [False, True]
-    assert found["keys"]["method"]["value"] == "lora"
-    assert any("full fine-tuning needs" in line and "of host memory" in line for line in found["said"])
-    assert [line for line in told if line.startswith("planning")] == [
-        "planning full fine-tuning on a GeForce RTX 3060 12 GB",
-        "planning LoRA on a GeForce RTX 3060 12 GB",
-    ]
-
-
-def test_the_base_is_in_4_bits_where_only_that_fits(folder: Path) -> None:
+def test_the_first_of_full_lora_and_qlora_that_fits_is_written_and_the_file_says_why(folder: Path) -> None:
     texts(folder / "data.jsonl")
     machine = Machine(card="rtx3060", ram=2 * 2**30, is_here=False)
-    model, output = str(large_model(folder / "eight")), folder / "job.yaml"
-    job = new_job(model, folder / "data.jsonl", machine, night=False, output=output, tell=print)
-    output.write_text(job.text)
-    loaded = Job.load(output)
-    assert (loaded.method, loaded.load_in_4bit) == ("lora", True)
-    assert [plan["fits"] for plan in job.to_json()["plans"].values()] == [False, False, True]
+    model, told = str(large_model(folder / "eight")), list[str]()
+    job = new_job(model, folder / "data.jsonl", machine, night=False, output=folder / "job.yaml", tell=told.append)
+    found = job.to_json()
+    assert [plan["fits"] for plan in found["plans"].values()] == [False, False, True]
+    assert (found["keys"]["method"]["value"], found["keys"]["load_in_4bit"]["value"]) == ("lora", True)
+    said = " ".join(job.text.replace("# ", "").split())
+    assert "full fine-tuning needs" in said and "LoRA needs" in said and "a job may use" in said
+    assert [line.partition(" on a GeForce")[0] for line in told if line.startswith("planning")] == [
+        "planning full fine-tuning",
+        "planning LoRA",
+        "planning LoRA on a base in 4 bits (QLoRA)",
+    ]
 
 
 def test_a_model_for_which_no_method_fits_is_refused_with_three_reasons(folder: Path) -> None:
