@@ -267,7 +267,7 @@ def _max_length(model: str, found: Survey, tokens: Mapping[str, Any] | None) -> 
     if found.kind == "tokens":
         return _up(found.longest), f"the longest row has {counted(found.longest, 'token')}"
     guess = _up(-(-found.longest // _CHARACTERS))
-    what = f"the longest record has {counted(found.longest, 'character')}, about {guess} tokens or fewer"
+    what = f"the longest record has {counted(found.longest, 'character')}, about {counted(guess, 'token')} or fewer"
     return guess, f"a guess: {what}; offmate preview counts"
 
 
@@ -297,7 +297,7 @@ def _plan(job: NewJob, asked: Mapping[str, Any], rows: int, tell: Tell) -> None:
             return
     lines = tuple(f"{_CALLED[method]}: {_why_not(told)}" for method, told in job.plans.items())
     raise UserError(
-        f"No method fits on a {CARDS[job.machine.card].name}, with rows of {asked['max_length']} tokens.",
+        f"No method fits on a {CARDS[job.machine.card].name}, with rows of {counted(asked['max_length'], 'token')}.",
         code="does-not-fit",
         exit_code=Exit.DOES_NOT_FIT,
         numbers=lines,
