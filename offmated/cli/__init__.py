@@ -94,6 +94,9 @@ def main() -> None:
 main.add_command(init)
 
 
+main.add_command(init)
+
+
 @main.command()
 @FILE
 @change_options

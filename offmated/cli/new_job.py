@@ -261,9 +261,9 @@ def _max_length(model: str, found: Survey, tokens: Mapping[str, Any] | None) -> 
         rounded = _up(longest)
         why = f"the longest row has {counted(longest, 'token')}, 99% have {most} at most"
         positions = _positions(model)
-        if positions is not None and rounded > positions:
+        if positions is not None and longest > positions:
             return positions, f"the most that the model knows: {why}, and longer rows are cut"
-        return rounded, why
+        return min(rounded, positions or rounded), why
     if found.kind == "tokens":
         return _up(found.longest), f"the longest row has {counted(found.longest, 'token')}"
     guess = _up(-(-found.longest // _CHARACTERS))
@@ -296,6 +296,14 @@ def _plan(job: NewJob, asked: Mapping[str, Any], rows: int, tell: Tell) -> None:
         if isinstance(told, Receipt) and told.status != "infeasible":
             return
     lines = tuple(f"{_CALLED[method]}: {_why_not(told)}" for method, told in job.plans.items())
+    if all(isinstance(told, str) for told in job.plans.values()):
+        raise UserError(
+            f"The planner can make no plan of {asked['model']}.",
+            code="not-planned",
+            exit_code=Exit.USAGE,
+            numbers=lines,
+            hint="offmate plan tells all of it: offmate plan --model … --hardware …",
+        )
     raise UserError(
         f"No method fits on a {CARDS[job.machine.card].name}, with rows of {counted(asked['max_length'], 'token')}.",
         code="does-not-fit",

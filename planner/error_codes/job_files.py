@@ -125,6 +125,10 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "`offmate init` would overwrite a file.",
             "Choose another name with `--output`, or give `--force`.",
         ),
+        "not-planned": (
+            "`offmate init` can make no plan of the model.",
+            "The lines below the error say why. `offmate plan --model FOLDER` tells all of it.",
+        ),
         "does-not-fit": (
             "No way to train, neither in full nor with LoRA, fits the card with this model and data.",
             "Choose a smaller model, data with shorter rows, or another card.",

@@ -140,6 +140,16 @@ def test_a_model_for_which_no_method_fits_is_refused_with_three_reasons(folder: 
     assert all("needs" in line and "a job may use" in line for line in refused.value.numbers)
 
 
+def test_a_model_of_which_no_plan_can_be_made_is_refused_with_the_planners_reason(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    config, packed = folder / "model" / "config.json", {"quant_method": "gptq", "bits": 4}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": packed}))
+    done = run("data.jsonl", "--model", "model", *CARD)
+    assert done.exit_code == Exit.USAGE and "[not-planned]" in done.stderr
+    assert done.stderr.count("in a quantized form that this job cannot train") == 3
+    assert not Path("job.yaml").exists()
+
+
 def large_model(folder: Path, *, times: int = 1) -> Path:
     """A folder with the config of a model of 8 billion parameters in 8 layers, `times` as wide, with a tokenizer and no
     weights."""
