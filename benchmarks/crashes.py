@@ -5,7 +5,7 @@
 
 Each cell is one job; it is there once in the end, done, with the model of an undisturbed run in every bit, and no two
 trainers had the GPU at once, or the table says what did not hold, and the exit code is 1. How it is done is in
-`tests/support/crashes.py` and `tests/support/accidents.py`; the answers are in docs/crashes.md.
+`tests/support/crashes.py` and `tests/support/accidents.py`; docs/how-to/after-a-crash.md sums up what comes out.
 """
 
 from __future__ import annotations

@@ -183,7 +183,13 @@ def test_every_link_within_the_site_leads_to_a_page_and_an_anchor(site: Path, pa
     assert broken == set()
 
 
+def words_of(text: str) -> int:
+    """The words of a page, without its blocks of code and the addresses of its links."""
+    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+    return sum(any(map(str.isalnum, word)) for word in prose.replace("|", " ").split())
+
+
 def test_the_written_pages_are_short_enough_to_be_read() -> None:
     written = [path for path in nav() if path not in PAGES and not path.startswith("notes/")]
-    words = {path: len((ROOT / "docs" / path).read_text("utf-8").split()) for path in written}
+    words = {path: words_of((ROOT / "docs" / path).read_text("utf-8")) for path in written}
     assert sum(words.values()) < MOST_WORDS, words

@@ -1,9 +1,9 @@
 """The crash matrix: who dies (power, daemon, broker, workers, horse, the job's own process) x what a job is doing then.
 
-`python -m benchmarks.crashes` prints it as the table of docs/crashes.md. Each row is a house with a daemon, a broker,
-workers and nine jobs that are in nine states when somebody is killed; afterwards every job is to be there once, done,
-with the model of an undisturbed run, and no two trainers may have had the GPU at once. Planner and trainer are
-stand-ins whose model depends on each step, or with `--real` the real ones with a tiny Llama.
+`python -m benchmarks.crashes` prints it; docs/how-to/after-a-crash.md says what comes out. Each row is a house with a
+daemon, a broker, workers and nine jobs that are in nine states when somebody is killed; afterwards every job is to be
+there once, done, with the model of an undisturbed run, and no two trainers may have had the GPU at once. Planner and
+trainer are stand-ins whose model depends on each step, or with `--real` the real ones with a tiny Llama.
 """
 
 from __future__ import annotations

@@ -56,6 +56,6 @@ def test_every_kind_of_wait_that_is_planted_in_a_step_is_found(device: Device, m
 
 
 def test_the_documentation_states_each_wait_of_a_step() -> None:
-    said = " ".join((ROOT / "docs/engine.md").read_text("utf-8").split())
+    said = " ".join((ROOT / "docs/explanation/a-step.md").read_text("utf-8").split())
     for reason in (*STATED.values(), *FIRST.values()):
         assert reason in said
