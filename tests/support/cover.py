@@ -31,7 +31,7 @@ import pytest
 from tests import ROOT
 from tests.support.selection import Selection, owners
 
-PACKAGES = ("offmated", "planner", "worker")
+PACKAGES = ("offmate", "offmated", "planner", "worker")
 NEARLY_ALL = 0.95
 """Share of the lines to run before the cheapest tests are taken. The last few lines take as long as all the others."""
 _RC = """
