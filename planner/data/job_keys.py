@@ -38,8 +38,8 @@ class DataKeys(Keys):
     """The data: files in jsonl (ndjson), json, csv, parquet, arrow or txt, folders of such files, or hub datasets. An
     entry of a list may be a [mapping](#dataset-path) that says more about its data."""
     chat_template: Annotated[str | None, Field(description="a path to a Jinja template, its text, or null")] = None
-    """A Jinja template for conversations, or the [name of one](data.md). null, or axolotl's `tokenizer_default`: the
-    tokenizer's own template."""
+    """A Jinja template for conversations, or the [name of one](data.md#chat-templates). null, or axolotl's
+    `tokenizer_default`: the tokenizer's own template."""
     chat_template_kwargs: Values = None
     """Values for the chat template, such as `enable_thinking: false`. They hold for training rows, previews,
     `sample_prompts` and `offmate sample`. The values of an entry of `dataset` take precedence over these, and those of
@@ -47,8 +47,8 @@ class DataKeys(Keys):
     special_tokens: SpecialTokens = None
     """A mapping of `eos_token`, `bos_token`, `unk_token` and others to tokens, and of `additional_special_tokens` to a
     list. It names tokens that the tokenizer has or gets by `add_tokens`; others are refused (`token-not-there`), but
-    added for a file of axolotl, as axolotl does. The configs of the trained model name these tokens, too. `pad_token`
-    has an effect for reward models only."""
+    added for a file of axolotl, whose `tokens` may also be such a mapping. The configs of the trained model name these
+    tokens, too. `pad_token` has an effect for reward models only."""
     add_tokens: Tokens = None
     """Tokens that are added to the tokenizer if it lacks them, as a list or as `a,b`. If embedding and head have too
     few rows, they get more: these are drawn around the mean of the others, under `seed`. With `method: lora` the new
@@ -78,8 +78,9 @@ class DataKeys(Keys):
     packing: Packing = False
     """How documents fill rows; with `false` a row is one document. `true`: a row is as many documents as fit into
     `max_length`, isolated from each other: positions restart with each, attention stops at its borders, and the loss is
-    that of each document alone. `wrapped`: a row is a piece of `max_length` tokens, cut from all documents one after
-    another, and the documents in a row see each other."""
+    that of each document alone. Models that mix documents are then refused (`packing-not-isolated`): OPT, Bloom,
+    GPT-OSS, and those with linear attention, convolutions or states over tokens. `wrapped`: a row is a piece of
+    `max_length` tokens, cut from all documents one after another, and the documents in a row see each other."""
     group_by_length: Switch = False
     """True: rows of similar length come together, in transformers' order, so there is less padding."""
     min_sample_len: Annotated[Count | None, Field(description="a whole number of tokens, 1 or more, or null")] = None
@@ -108,9 +109,9 @@ class RowKeys(Keys):
     and answers share the room, turn by turn, as in LLaMA-Factory: the shorter of prompt and answer stays whole if it
     needs less than half of the remaining room, else each gets its part."""
     broken_rows: Annotated[Literal["refuse", "skip"], Field(description="refuse or skip")] = "refuse"
-    """What happens to records that cannot be read or rendered ([which these are](data.md)). `refuse` refuses the job
-    and lists each kind of mistake once. `skip` leaves these records out; the log and previews list their number and
-    kinds. If no record is left, the job is refused."""
+    """What happens to records that cannot be read or rendered ([which these are](data.md#broken-records)). `refuse`
+    refuses the job and lists each kind of mistake once. `skip` leaves these records out; the log and previews list
+    their number and kinds. If no record is left, the job is refused."""
 
 
 class EvaluationKeys(Keys):
@@ -120,7 +121,9 @@ class EvaluationKeys(Keys):
         Annotated[tuple[Text | DataEntry, ...], Field(min_length=1)] | None,
         Field(description="a path or Hugging Face id, a list of them, or null"),
     ] = None
-    """Separate data to evaluate on, instead of `val_size`. They are in the form of `dataset` and never mixed."""
+    """Separate data to evaluate on, instead of `val_size`. They are in the form of `dataset` and never mixed. The loss
+    of an evaluation is the mean over all tokens to predict in all rows, with the weights of that step and without
+    dropout. It is in the log, in `metrics.jsonl`, and in `offmate status` and `offmate show`."""
     val_size: ValSize = None
     """Rows of the training data, drawn by `seed`, on which the model is evaluated and not trained. With `packing: true`
     documents are drawn, before packing. It cannot be used with `mix_strategy: interleave_over`, which repeats
@@ -144,10 +147,12 @@ class EvaluationKeys(Keys):
     """True: the model is also evaluated before the first step."""
     sample_prompts: Prompts = None
     """Prompts that the model answers at each evaluation; the answers are in the log and in `metrics.jsonl`. The model
-    continues texts as they are; messages go through the chat template."""
+    continues texts as they are; messages go through the chat template. If the answers do not fit `gpu_budget`, the job
+    ends before its first step (`generation-does-not-fit`)."""
     sample_tokens: Count = 64
     """The most tokens of an answer to `sample_prompts`. Each is the likeliest next token."""
     per_device_eval_batch_size: Annotated[Count | None, Field(description="a whole number from 1 to 10^9, or null")] = (
         None
     )
-    """This key is accepted and not used: evaluation has the batch size of training."""
+    """This key is accepted and not used: evaluation has the batch size of training. An evaluation that does not fit the
+    plan's budget ends the job before its first step (`evaluation-does-not-fit`)."""

@@ -56,9 +56,9 @@ class MethodKeys(Keys):
     """The weights that are trained, as regular expressions such as `[model.layers.1[0-5].mlp, lm_head]`: with `method:
     full` a weight is trained if the beginning of its name matches one of them, and all others are frozen and written
     with the rest. With `method: lsp` these weights are trained whole, beside the cores; with `method: lora` the
-    patterns must match all parameters of the adapters by their names in peft. A pattern that matches nothing is
-    refused, and so is `lm_head` if embedding and head are one weight: use the embedding's name. In axolotl's
-    `unfrozen_parameters` a dot means a dot, and rows of a weight (`[:32000]`) are refused."""
+    patterns must match all parameters of the adapters by their names in peft (`trainable-beside-adapters`). A pattern
+    that matches nothing is refused, and so is `lm_head` if embedding and head are one weight: use the embedding's name.
+    In axolotl's `unfrozen_parameters` a dot means a dot, and rows of a weight (`[:32000]`) are refused."""
     trainable_layers: Annotated[
         Annotated[int, Field(ge=-MOST, le=MOST)] | None,
         BeforeValidator(nothing),
@@ -84,13 +84,14 @@ class LoraKeys(Keys):
         Field(description="all-linear, peft-default, a list of modules' names, or a pattern of names"),
     ] = None
     """The layers that get an adapter. `all-linear`, which null means, is every linear layer but the head; a list may
-    add the head (`[all-linear, lm_head]`). `peft-default` is peft's own choice for the type of model, such as `[q_proj,
-    v_proj]`. A pattern is a regular expression that must match the whole name of a module."""
+    add the head (`[all-linear, lm_head]`), and if only some of its names are in the model, a note says which are not.
+    `peft-default` is peft's own choice for the type of model, such as `[q_proj, v_proj]`. A pattern is a regular
+    expression that must match the whole name of a module."""
     lora_target_parameters: Annotated[Modules, Field(description="a list of parameters' names, or null")] = None
     """Parameters that get an adapter although they are not layers: the experts of a mixture of experts, such as
-    `[experts.gate_up_proj, experts.down_proj]`. The key is peft's `target_parameters`. It cannot be used with a dropout
-    above 0, `use_dora` or `init_lora_weights: orthogonal`. If no layer should have an adapter, add
-    `lora_target_modules: []`."""
+    `[experts.gate_up_proj, experts.down_proj]` (peft's `target_parameters`). As in peft, a block makes the adapted
+    weight of all its experts, which the plan counts. The key cannot be used with a dropout above 0, `use_dora` or
+    `init_lora_weights: orthogonal`. If no layer should have an adapter, add `lora_target_modules: []`."""
     exclude_modules: _ModulesOrPattern = None
     """Layers among `lora_target_modules` that get no adapter, as in peft."""
     layers_to_transform: _Layers = None
@@ -107,12 +108,14 @@ class LoraKeys(Keys):
         bool | Literal["gaussian", "orthogonal", "pissa", "olora"] | _PissaByIterations,
         Field(description="true, false, gaussian, orthogonal, pissa, pissa_niter_N (N from 1 to 999) or olora"),
     ] = True
-    """The first values of the adapters, as in peft: with `true` A is random and B zero, with `gaussian` A is normal and
-    B zero, with `false` both are random, so the model differs from the start. With `orthogonal` both are random with
-    orthogonal rows; `lora_r` must be even, and the base not in 4 or 8 bits. With `pissa`, `pissa_niter_N` (by N
-    iterations) and `olora` the adapters begin as the largest part of each weight, which is taken out of the model's own
-    weight; the output is LoRA of twice the rank for the model as published. These three cannot be used with a quantized
-    base, `use_dora`, `lora_target_parameters` or `adapter_name_or_path`."""
+    """The first values of the adapters, as in peft and under `seed`: with `true` A is random and B zero, with
+    `gaussian` A is normal and B zero, with `false` both are random, so the model differs from the start; with
+    `orthogonal` both are random with orthogonal rows (`lora_r` must be even, and the base not in 4 or 8 bits). With
+    `pissa`, `pissa_niter_N` (by N iterations) and `olora` the adapters begin as the largest part of each weight, which
+    is taken out of the model's own weight; the output is LoRA of twice the rank for the model as published. These three
+    cannot be used with a quantized base, `use_dora`, `lora_target_parameters` or `adapter_name_or_path`;
+    LLaMA-Factory's `pissa_init` has 16 iterations, or as many as `pissa_iter` says. Other ways that change the model's
+    own weights (LoftQ, CorDA and others) are not supported."""
     lora_modules_to_save: Modules = None
     """Modules that are trained in full beside the adapters and saved with them, such as `embed_tokens` and `lm_head`,
     as in peft."""

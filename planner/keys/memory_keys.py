@@ -16,8 +16,10 @@ class MemoryKeys(Keys):
     gradient_checkpointing: Annotated[bool | None, Field(description="true, false or null")] = None
     """This key is accepted and not used: the planner decides block by block what is recomputed."""
     gpu_budget: Size = None
-    """The most GPU memory that the job uses at any moment. null: what is free, less a reserve for the desktop. A budget
-    above what the machine has is refused at submission (`budget-too-large`)."""
+    """The most GPU memory that the job uses at any moment. null: what is free when the job's turn comes, less a reserve
+    for the desktop; while the job waits, its plan is an estimate for the whole card less that reserve. When its turn
+    comes, its blocks are measured and it is planned again. A budget above what the machine has is refused at submission
+    (`budget-too-large`)."""
     cpu_budget: Size = None
     """The most host memory for weights, optimizer states and activations. null: the machine's memory, less the system's
     share."""

@@ -27,14 +27,16 @@ class OutputKeys(Keys):
     drive and copies nothing."""
     output_dir: Annotated[Text | None, Field(description="a path, or null for the run folder")] = None
     """The folder for the trained model. null: `output/` in the run folder. The folder must be empty or not exist, and
-    must not be that of another waiting or running job, nor lie in offmate's state folder."""
+    must not be that of another waiting or running job, nor lie in offmate's state folder. It is tried at submission and
+    again when the job's turn comes, and gets the model when that is complete."""
     save_dtype: Annotated[
         Literal["bfloat16", "float16", "float32"] | None,
         Field(description="bfloat16, float16, float32, or null for the base's"),
     ] = None
     """The dtype in which the model is written, rounded once from the fp32 master weights. null: the dtype of the
-    published base. If float16 has no room for a number, the model is written in bfloat16, with a message. Adapters are
-    always written in fp32."""
+    published base. If float16 has no room for a number, the model is written in bfloat16, with a message; adapters are
+    always written in fp32. Other tools' keys for the dtype of trained weights (`dtype`, `torch_dtype`, `pure_bf16`,
+    `bfloat16`, `float32`, `bf16: full`) set this key, too."""
 
 
 class ReportKeys(Keys):
@@ -44,8 +46,8 @@ class ReportKeys(Keys):
     """The name in lists and trackers. null: the job file's name, `qwen-notes` for `qwen-notes.yaml`; for `job.yaml` or
     `config.yaml` the name of its folder."""
     report_to: ReportTo = ()
-    """The trackers that get the run's metrics. As in axolotl, a project or experiment in the file also turns its
-    tracker on."""
+    """The trackers that get the run's metrics ([more](../how-to/queue-a-night.md#trackers)). As in axolotl, a project
+    or experiment in the file also turns its tracker on. A tracker that fails or is not installed harms no job."""
     wandb_project: Name = None
     """The project in wandb. null: `offmate`."""
     wandb_entity: Name = None

@@ -46,7 +46,7 @@ class PreferenceKeys(Keys):
     """The share of pairs whose two answers are assumed to be exchanged. It is for `dpo`, `robust`, `cpo` and `simpo`;
     `robust` needs it."""
     simpo_gamma: NotNegative = 0.5
-    """γ of `simpo`, its margin."""
+    """γ of `simpo`, its margin. In a file of axolotl it is required."""
     sft_weight: Annotated[NotNegative | None, Field(description="a number, 0 or more, or null for the loss's own")] = (
         None
     )

@@ -33,7 +33,10 @@ class StepKeys(Keys):
     ] = DEFAULT_ROWS
     """The number of rows in one micro-batch; with `preference` the number of pairs, with `kto` of answers. With `auto`
     the planner splits the rows of a step (`train_batch_size`, by default 8) into micro-batches for the shortest step
-    within the budgets. Learning then changes only by rounding and by dropout's random numbers."""
+    within the budgets; learning then changes only by rounding and by dropout's random numbers. At submission it
+    compares the divisors of `train_batch_size` by estimates; when the job's turn comes, it measures the best three, and
+    `resolved.yaml` in the run folder gets the numbers, which the job keeps when it continues. `offmate plan` shows the
+    comparison."""
     gradient_accumulation_steps: Count = 1
     """The number of micro-batches in one optimizer step. The loss of a step is the mean over all their learned tokens.
     A model whose own loss cannot be such a mean is refused for more than 1 (`loss-per-slice`)."""
@@ -82,15 +85,16 @@ class OptimizerKeys(Keys):
         Field(description=f"{CHOICES}; their states need no GPU memory"),
     ] = "adamw_torch_fused"
     """The optimizer: `adamw_torch_fused` and `adamw_torch` are AdamW with fused kernels. `adamw_8bit` (also
-    `adamw_bnb_8bit`, `paged_adamw_8bit`, `adamw_torch_8bit`) keeps AdamW's moments in 8 bits, so the numbers differ,
-    the host needs 8 bytes for each parameter instead of 14, and a CPU needs several times as long for an update. `muon`
+    `adamw_bnb_8bit`, `paged_adamw_8bit`, `adamw_torch_8bit`) keeps AdamW's moments in 8 bits, so the numbers differ;
+    the host needs 8 bytes for each parameter instead of 14 (10 if a step has several
+    [rounds](../explanation/a-step.md#rounds-and-slices)), and a CPU needs several times as long for an update. `muon`
     updates each trained matrix of a layer as `torch.optim.Muon` does (momentum 0.95, Nesterov, five Newton-Schulz steps
-    in bf16; 10 bytes for each parameter) and everything else as AdamW does. `adamw_8bit` and `muon` cannot be used with
-    `disk_paths`."""
+    in bf16; 10 bytes for each parameter) and everything else, such as experts in one three-dimensional tensor, as AdamW
+    does; `learning_rate` and `weight_decay` apply to both. `adamw_8bit` and `muon` cannot be used with `disk_paths`."""
     muon_adjust_lr_fn: Annotated[Adjust, Field(description=f"{MATCH_RMS} or {ORIGINAL}")] = MATCH_RMS
     """Muon's factor for the learning rate, as in `torch.optim.Muon`. `match_rms_adamw` is 0.2 √(longer side), for
-    AdamW's rates. `original` is √(rows / columns) if that is above 1, for rates about 0.02. Without `optim: muon` the
-    key is not used, and a note says so."""
+    AdamW's rates. `original` is √(rows / columns) if that is above 1, for rates about 0.02; a file of axolotl gets it.
+    Without `optim: muon` the key is not used, and a note says so."""
     max_grad_norm: Clip = 1.0
     """The norm of all gradients together is clipped to this number. Without clipping, updates need not wait for the
     last gradient, so steps can be shorter. With clipping, `optim: muon` computes updates on the CPU for what does not
