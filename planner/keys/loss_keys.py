@@ -15,7 +15,8 @@ _SMOOTHED, _SHARE, _WEIGHTING = "label_smoothing_factor", "router_aux_loss_coef"
 
 
 class LossKeys(Keys):
-    """These keys change the loss, or add noise in training."""
+    """These keys change the loss, or add noise in training; with `exact: true` all numbers are those of plain PyTorch
+    with transformers' code, in every bit."""
 
     loss_weighting: Annotated[Literal["tokens", "documents"], Field(description="tokens or documents")] = "tokens"
     """What the loss of a step or an evaluation is averaged over. `tokens`: over all learned tokens, as in transformers,
