@@ -34,7 +34,7 @@ class StepKeys(Keys):
     """The number of rows in one micro-batch; with `preference` the number of pairs, with `kto` of answers. With `auto`
     the planner splits the rows of a step (`train_batch_size`, by default 8) into micro-batches for the shortest step
     within the budgets; learning then changes only by rounding and by dropout's random numbers. At submission it
-    compares the divisors of `train_batch_size` by estimates; when the job's turn comes, it measures the best three, and
+    compares divisors of `train_batch_size` by estimates; when the job's turn comes, it measures the best three, and
     `resolved.yaml` in the run folder gets the numbers, which the job keeps when it continues. `offmate plan` shows the
     comparison."""
     gradient_accumulation_steps: Count = 1
