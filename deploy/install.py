@@ -27,6 +27,7 @@ INDEX = "https://pypi.org/simple/pip/"
 PIP_WHEEL = "pip-25.3-py3-none-any.whl"
 PIP_SHA256 = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
 TORCH_CPU = "https://download.pytorch.org/whl/cpu"
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # of NVIDIA's driver on Linux, and of WSL2
 EVERY_S = {True: 0.5, False: 15.0}
 """Seconds between two lines about what is being done, on a terminal and elsewhere."""
 DOING = (
@@ -79,7 +80,7 @@ def download_pip() -> bytes:
 
 def cpu_index() -> list[str]:
     """Options that make pip take PyTorch's CPU build; none where there is a GPU, or when its index does not answer."""
-    if Path("/dev/nvidiactl").exists() or platform.machine() != "x86_64":
+    if any(Path(device).exists() for device in GPU_DEVICES) or platform.machine() != "x86_64":
         return []
     try:
         urllib.request.urlopen(TORCH_CPU + "/torch/", timeout=5).close()

@@ -9,7 +9,7 @@ import sys
 
 from offmated.paths import Paths
 from planner.environment import number_cards_by_slot
-from planner.errors import Exit, UserError, is_out_of_memory, out_of_memory
+from planner.errors import Exit, UserError, check_linux, is_out_of_memory, out_of_memory
 
 ROOM_BYTES = 256 * 2**20  # address space: importing the daemon takes a third of it, each thread's stack 8 MiB
 
@@ -25,6 +25,7 @@ def main() -> int:
         logging.getLogger(talkative).setLevel(logging.WARNING)
     number_cards_by_slot()  # for the jobs; systemd starts the daemon without the command line
     try:
+        check_linux()
         # Checked before the import. With less, a module would abort while it is imported, or the API's thread would end
         # later, and nobody would reach the daemon.
         mmap.mmap(-1, ROOM_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 
 from offmated.paths import Paths
@@ -43,6 +42,8 @@ def lock_holder(paths: Paths) -> Process | None:
 
 def _take(paths: Paths) -> int:
     """The descriptor of the locked lock file: a number, as a file object would be closed once nothing refers to it."""
+    import fcntl  # late: Windows has no such module, and the command line imports this file
+
     descriptor = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import sys
@@ -17,6 +16,8 @@ def keep_short(paths: Paths, at_most: int = LOG_BYTES) -> None:
     """Move the content of the daemon's log to `log_before` if the log has more than `at_most` bytes and this process
     writes to it. The file is copied and emptied, not replaced: the workers and the broker go on writing to the same
     open file, and under systemd the file is systemd's. Raises OSError."""
+    import fcntl  # late: Windows has no such module, and the command line imports this file
+
     ours = os.fstat(sys.stderr.fileno())
     try:
         status = paths.log.stat()

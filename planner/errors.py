@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import re
-import resource
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from planner.system import IS_LINUX, soft_limit
 from planner.units import format_bytes, printable
 
 _UNSEEN = (errno.EDQUOT, errno.EFBIG)
@@ -74,14 +74,25 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory(purpose: str) -> UserError:
     """The UserError that the system has no memory; for errors for which `is_out_of_memory` holds. `purpose`: what the
     process needed the memory for."""
-    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
-    limited = allowed != resource.RLIM_INFINITY
+    allowed = soft_limit("RLIMIT_AS")
+    limited = allowed is not None
     return UserError(
         f"The system has no memory for {purpose}.",
         code="no-memory",
-        numbers=(f"ulimit -v allows a process {format_bytes(allowed)}",) if limited else (),
+        numbers=(f"ulimit -v allows a process {format_bytes(allowed)}",) if allowed is not None else (),
         hint="ulimit -v unlimited, then offmate down and offmate up" if limited else "end other programs; try again",
     )
+
+
+def check_linux() -> None:
+    """Raise UserError `linux-only` on a system other than Linux."""
+    if not IS_LINUX:
+        raise UserError(
+            "offmate trains on Linux only; on this system it plans for other machines and looks at job files.",
+            code="linux-only",
+            hint="on Windows use WSL2; here use offmate plan --hardware, init --hardware, preview, import, keys",
+            exit_code=Exit.USAGE,
+        )
 
 
 def disk_full(error: BaseException, purpose: str = "what the job writes") -> UserError:

@@ -39,7 +39,7 @@ from offmated.cli.service import service
 from offmated.jobs.job_text import read_job
 from offmated.jobs.states import JobState
 from offmated.paths import Paths
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, check_linux
 from planner.units import parse_bytes, printable
 
 NOT_UNDERSTOOD = (LookupError, TypeError, ValueError, AttributeError)
@@ -373,6 +373,7 @@ main.add_command(plans)
 @json_option
 def examine(folders: tuple[Path, ...], as_json: bool) -> None:
     """Check that this machine has all that jobs need. Exits with 1 when something is missing."""
+    check_linux()
     from offmated.cli import doctor
 
     checks = list(doctor.examine(Paths.from_environment(), folders))

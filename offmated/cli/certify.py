@@ -23,7 +23,7 @@ from offmated.cli.plan_view import option_runs
 from offmated.cli.remote import only_here
 from offmated.paths import Paths
 from planner.codec import from_json
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, check_linux
 from planner.reports.certificate import Certificate, Finding
 from planner.run.folder import RunFolder
 from planner.run.processes import Process
@@ -94,6 +94,7 @@ def _process(check: str, subject: str, options: dict[str, Any], handed_on: tuple
     """The command that does a `check` of the job in a file or with a number, with a temporary folder."""
     from offmated.cli import planner_process  # late: importing it takes half of a command's start
 
+    check_linux()
     state = Paths.from_environment().state
     with (
         _job(subject, options) as job,

@@ -15,7 +15,7 @@ from offmated.cli.remote import Remote
 from offmated.lock import lock_holder
 from offmated.paths import Paths
 from offmated.version import API, release
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, check_linux
 from planner.run.events import Piece
 from planner.run.processes import Process
 
@@ -49,13 +49,15 @@ class Client:
     refused is sent again."""
 
     def __init__(self, paths: Paths, remote: Remote | None = None) -> None:
-        """`remote`: the daemon of another machine; by default the one that the environment names, if any."""
+        """`remote`: the daemon of another machine; by default the one that the environment names, if any. Raises
+        UserError `linux-only` for a daemon on this machine where it cannot be."""
         self.paths = paths
         self.remote = remote or Remote.from_environment()
         # No connection is used twice: the daemon may close one, after its patience or after an error of its own, just
         # when a request is sent, and that would look as if no daemon were there.
         limits = httpx.Limits(max_keepalive_connections=0)
         if self.remote is None:
+            check_linux()
             self._where = f"socket {paths.api_socket}"
             transport = httpx.HTTPTransport(uds=str(paths.api_socket), limits=limits)
             url, headers = "http://offmated", {}

@@ -224,7 +224,7 @@ def _why_not_read(model: str) -> str | None:
     """Why neither the model's config nor its tokenizer can be read here; None if they can."""
     from huggingface_hub import constants
 
-    if model.startswith("/") or is_downloaded(model):
+    if Path(model).is_absolute() or is_downloaded(model):
         return None
     if constants.HF_HUB_OFFLINE:
         return f"{model} is not on this machine, and HF_HUB_OFFLINE says not to ask the hub."

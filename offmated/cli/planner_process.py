@@ -22,7 +22,7 @@ from offmated.jobs.job_text import keys_of, read_job, with_budgets, with_setting
 from offmated.jobs.looking import check_here, look_at
 from offmated.paths import Paths, traces_folder
 from planner.data.local_data import is_local
-from planner.errors import Errors, Exit, UserError
+from planner.errors import Errors, Exit, UserError, check_linux
 from planner.hub import NOT_REACHED, OFFLINE, is_downloaded
 from planner.job.at_hand import why_not_at_hand
 from planner.job.schema import CANONICAL, Job
@@ -87,6 +87,7 @@ def make_plan(file: Path, options: Mapping[str, Any], news: News) -> dict[str, A
 
     Raises UserError for a job that the daemon would refuse, and `click.exceptions.Exit` with the planner's exit code
     when the planner refuses: by then it has said why on stderr."""
+    check_linux()
     job = job_of(file, options)
     check_as_submitted(job, file.absolute().parent)
     with resolved(job) as path:

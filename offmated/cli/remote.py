@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, check_linux
 
 HOST, TOKEN = "OFFMATE_HOST", "OFFMATE_TOKEN"
 
@@ -70,7 +70,7 @@ class Remote:
 
 def only_here(subject: str) -> None:
     """Raise UserError `not-remote` where the environment names another machine's daemon, because `subject`, a command
-    or option, works with this machine's daemon only."""
+    or option, works with this machine's daemon only; and `linux-only` where this machine can have none."""
     if (remote := Remote.from_environment()) is not None:
         raise UserError(
             f"{subject} works only with this machine's daemon.",
@@ -79,3 +79,4 @@ def only_here(subject: str) -> None:
             hint=f"type it on that machine, or unset {HOST}",
             exit_code=Exit.USAGE,
         )
+    check_linux()

@@ -18,6 +18,7 @@ from typing import Any
 from planner.errors import Exit, disk_full
 from planner.hub import NOT_REACHED
 from planner.run.oom import KILLED_FOR_MEMORY
+from planner.system import signals
 from planner.units import counted
 
 LARGEST_ID = 2**31 - 1  # the largest number that the column `jobs.id` can hold in every database
@@ -114,7 +115,7 @@ _STOPS = {
     StopReason.WINDOW: "saved before its window's end",
     StopReason.YIELD: "left the GPU to another program",
 }
-_STOPPED = (Exit.STOPPED, -signal.SIGTERM, -signal.SIGKILL, None)
+_STOPPED = (Exit.STOPPED, *(-number for number in signals("SIGTERM", "SIGKILL")), None)
 """The exit codes of a process that the daemon stops: its own, those of signals, and None if it ended with its
 worker."""
 

@@ -8,7 +8,6 @@ instructions. So a file that exists is the right one, even in a home directory t
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import hashlib
 import os
 import platform
@@ -19,6 +18,8 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+
+from planner.system import IS_LINUX
 
 COMPILERS = ("cc", "gcc", "clang")
 # No fast math and no contraction: the code must compute exactly what is written, to equal PyTorch to the last bit.
@@ -48,6 +49,10 @@ def cache_folder() -> Path:
 
 
 def _built(source: Path) -> Path:
+    if not IS_LINUX:
+        raise CannotBuildError("C code is built on Linux only")
+    import fcntl  # late: Windows has no such module
+
     compiler = _compiler()
     version = _run([*compiler, "--version"]).splitlines()[:1]
     parts = (*_code(source), *FLAGS, *compiler, *version, platform.machine(), *_instructions())

@@ -48,7 +48,7 @@ class LocalData:
 def is_local(entry: str) -> bool:
     """Return whether a dataset of a resolved job is a path and not a hub id. Paths in a resolved job are absolute, so
     an id stays an id even where a file has its name."""
-    return entry.startswith("/")
+    return Path(entry).is_absolute()
 
 
 def local_data(path: Path) -> LocalData:

@@ -41,7 +41,7 @@ def looks_local(text: str, folder: Path | None) -> bool:
     """Return True for a path and False for a Hugging Face id: "name" or "owner/name" where `folder` has no file or
     folder of that name. `folder` None: only absolute paths are paths."""
     if folder is None:
-        return text.startswith("/")
+        return Path(text).is_absolute()
     if text.startswith(("/", ".", "~")) or text.endswith("/") or not _HUB_ID.fullmatch(text):
         return True
     if text.lower().endswith((*KINDS, ".jinja")) or (folder / text).exists():

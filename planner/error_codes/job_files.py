@@ -135,6 +135,10 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "Missing packages and programs": {
+        "linux-only": (
+            "This system is not Linux, and the command needs it.",
+            "On Windows use WSL2. On macOS and Windows you can plan for another machine and look at job files.",
+        ),
         "peft-missing": (
             "LoRA needs the package peft.",
             "`pip install 'offmate[lora]'`",

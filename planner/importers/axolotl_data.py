@@ -6,6 +6,7 @@ It also reads axolotl's keys for which turns are learned, and `pretraining_datas
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -89,10 +90,10 @@ def read_entry(entry: object, find: Finder) -> list[str | DataEntry]:
             return [simplest({**fields, "path": find(file)}) for file in files or [inside]]
         path = find(entry["path"])
         if inside is not None and not files:
-            if path.startswith("/"):
+            if Path(path).is_absolute():
                 return [simplest({**fields, "path": find(f"{path}/{inside}")})]
             fields["data_dir"] = inside  # the hub finds splits in it by the files' names
-        if path.startswith("/") and files:
+        if Path(path).is_absolute() and files:
             return [simplest({**fields, "path": find(f"{path}/{file}")}) for file in files]
         return [simplest({**fields, "path": path, "data_files": tuple(files)})]
     except ValidationError as error:

@@ -91,7 +91,7 @@ def _entry(name: str, info: dict[str, Any], folder: Path, pretraining: bool, fin
     if (inside := info.get("folder")) and info.get("hf_hub_url"):
         if not isinstance(inside, str):
             raise ValueError(f"{name} has folder: {shown(inside)}; it must be a folder's name")
-        here = fields["path"].startswith("/")
+        here = Path(fields["path"]).is_absolute()
         fields |= {"path": find(f"{fields['path']}/{inside}")} if here else {"data_dir": inside}
     if info.get("num_samples"):
         raise ValueError(

@@ -171,7 +171,7 @@ def resolve_paths(
                 mistakes.append(mistake)
     for key in ("model", "tokenizer") if folder is not None else ():
         revision, place = values.get(f"{key}_revision"), str(values.get(key, ""))
-        if revision not in (None, "main") and place.startswith("/"):
+        if revision not in (None, "main") and Path(place).is_absolute():
             text = f"it is of a {key} on the hub, and {place} is a folder; leave this key out"
             mistakes.append(source.mistake(name_of(f"{key}_revision"), "bad-value", text))
     if only_planned:

@@ -4,6 +4,7 @@ bad."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -195,7 +196,7 @@ def _mistakes(values: Mapping[str, Any], names: Mapping[str, str], source: Sourc
         name = next(names[key] for key in (_SIZE, "train_batch_size") if key in names)
         yield source.mistake(name, "not-there", f"{text}; give {_SIZE} as a number")
     other = values.get("ref_model")
-    if isinstance(other, str) and not other.startswith("/") and other != values.get("model"):
+    if isinstance(other, str) and not Path(other).is_absolute() and other != values.get("model"):
         text = f"it is {other}, which is no folder here; download it first (hf download), and give its folder"
         yield source.mistake(names["ref_model"], "not-there", text)
     for key, (fine, why) in _EXCLUDED.items():

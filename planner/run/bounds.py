@@ -7,13 +7,15 @@ that a process takes, so the kernel's limits are used.
 from __future__ import annotations
 
 import math
-import resource
+import mmap
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from planner.errors import Exit, UserError
+from planner.system import IS_LINUX, lowered, signals
 
 MOST_S = 30
 """Seconds of processor time allowed for each thing that is read, such as an entry of `dataset`."""
@@ -21,7 +23,7 @@ MOST_BYTES = 2 * 2**30
 """Bytes of writable memory that the process may take in addition to what it has when the limit is set."""
 OUT_OF_MEMORY = f"more than {MOST_BYTES // 2**30} GiB of memory"
 _BY_SIGNAL = {
-    signal.SIGXCPU: f"more than {MOST_S} s of the processor's time",
+    **dict.fromkeys(signals("SIGXCPU"), f"more than {MOST_S} s of the processor's time"),
     signal.SIGABRT: OUT_OF_MEMORY,  # libraries in C++ and Rust abort if they get no memory
 }
 
@@ -30,25 +32,19 @@ _BY_SIGNAL = {
 def bounded(*, memory: bool = True, things: int = 1) -> Iterator[None]:
     """A context in which the kernel ends this process (signal SIGXCPU) once it has used `things` × `MOST_S` seconds of
     processor time. With `memory`, an allocation beyond `MOST_BYTES` raises MemoryError there. Only private writable
-    memory counts, not everything that is mapped: torch and Arrow map far more than they use."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    seconds = math.ceil(used.ru_utime + used.ru_stime) + things * MOST_S  # the kernel counts whole seconds: round up
-    limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_CORE: 0}
-    limits |= {resource.RLIMIT_DATA: _taken_bytes() + MOST_BYTES} if memory else {}
-    before = {which: resource.getrlimit(which) for which in limits}
-    try:
-        for which, limit in limits.items():
-            soft, hard = before[which]
-            resource.setrlimit(which, (limit if soft == resource.RLIM_INFINITY else min(soft, limit), hard))
+    memory counts, not everything that is mapped: torch and Arrow map far more than they use.
+
+    On macOS only the time is limited, and on Windows nothing."""
+    seconds = math.ceil(time.process_time()) + things * MOST_S  # the kernel counts whole seconds: round up
+    limits = {"RLIMIT_CPU": seconds, "RLIMIT_CORE": 0}
+    limits |= {"RLIMIT_DATA": _taken_bytes() + MOST_BYTES} if memory and IS_LINUX else {}
+    with lowered(limits):
         yield
-    finally:
-        for which, limit_before in before.items():
-            resource.setrlimit(which, limit_before)
 
 
 def _taken_bytes() -> int:
     """Bytes that count for the limit and are taken already, such as those of loaded libraries."""
-    return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * resource.getpagesize()
+    return int(Path("/proc/self/statm").read_text("ascii").split()[5]) * mmap.PAGESIZE
 
 
 def takes_too_much(source: str, number: str) -> UserError:

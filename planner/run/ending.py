@@ -14,6 +14,7 @@ from typing import Any
 from planner.errors import Exit, UserError, disk_full, is_disk_full
 from planner.hub import NOT_REACHED
 from planner.run.folder import RunFolder
+from planner.system import signals
 
 _AGAIN_S = 0.01
 
@@ -78,7 +79,7 @@ def _heard_by(handler: Callable[[int, FrameType | None], None]) -> dict[int, Any
     empty outside the main thread, which alone gets signals."""
     if threading.current_thread() is not threading.main_thread():
         return {}
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    before = {number: signal.getsignal(number) for number in signals("SIGTERM", "SIGHUP", "SIGINT")}
     heard = {int(number): former for number, former in before.items() if former is not signal.SIG_IGN}
     for number in heard:
         signal.signal(number, handler)

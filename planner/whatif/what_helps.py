@@ -94,6 +94,8 @@ def _pool() -> Pool:
     # Not forked: this process has threads by now. Ctrl-C is for this process, which ends the others: if it reached
     # them, each would print a traceback, and keep this process waiting.
     count = max(2, min(4, (os.cpu_count() or 1) - 1))
+    if not hasattr(signal, "pthread_sigmask"):  # Windows, where Ctrl-C reaches all processes of a console
+        return multiprocessing.get_context("spawn").Pool(count)
     resource_tracker.ensure_running()  # before the mask: its start lets Ctrl-C through again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

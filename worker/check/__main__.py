@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -57,10 +58,14 @@ def _answered(options: argparse.Namespace) -> Exit:
                 case _:
                     from worker.check.first_records import answer
         code, text = answer(job, options)
-    if options.check == "preview" and options.color and isinstance(sys.stdout, PlainStream):
-        sys.stdout.write_styled(f"{text}\n")  # print would take the colours for characters of the data
-    elif text:
-        print(text)
+    try:
+        if options.check == "preview" and options.color and isinstance(sys.stdout, PlainStream):
+            sys.stdout.write_styled(f"{text}\n")  # print would take the colours for characters of the data
+        elif text:
+            print(text)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has all that it wants
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again when it ends
     return code
 
 

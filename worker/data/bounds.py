@@ -6,13 +6,14 @@ multiply texts."""
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
-import resource
 import signal
 from collections.abc import Iterator
 from types import FrameType
 
 from planner.errors import Exit, UserError
+from planner.system import HAS_TIMERS, IS_LINUX, lowered
 from planner.units import format_bytes, format_seconds
 
 MOST_S = 10.0
@@ -38,54 +39,54 @@ def check_length(text: str, characters: int) -> None:
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
     """A context that raises UserError where the code inside takes more than `MOST_S` seconds or `MOST_BYTES` bytes. It
-    is for the main thread only; other threads must not work meanwhile."""
-    _clock.install()
-    limits = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        resource.setrlimit(resource.RLIMIT_AS, (_lower(limits[0], _mapped_bytes() + MOST_BYTES), limits[1]))
-        _clock.runs = True
-        signal.setitimer(signal.ITIMER_PROF, MOST_S, 1.0)  # repeated, as the first exception may be swallowed
-        yield
-    except _OutOfTime:
-        raise _too_much(f"{format_seconds(MOST_S)} of the processor's time") from None
-    except MemoryError:
-        raise _too_much(f"{format_bytes(MOST_BYTES)} of memory") from None
-    finally:
-        _clock.runs = False
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        resource.setrlimit(resource.RLIMIT_AS, limits)
+    is for the main thread only; other threads must not work meanwhile. On macOS only the time is limited, and on Windows
+    neither."""
+    with lowered({"RLIMIT_AS": _mapped_bytes() + MOST_BYTES} if IS_LINUX else {}):
+        try:
+            _clock.begin()
+            yield
+        except _OutOfTime:
+            raise _too_much(f"{format_seconds(MOST_S)} of the processor's time") from None
+        except MemoryError:
+            raise _too_much(f"{format_bytes(MOST_BYTES)} of memory") from None
+        finally:
+            _clock.end()
 
 
 class _Clock:
-    """Says whether a rendering is under way (`runs`): the signal may come a moment late, when there is none to stop."""
+    """Raises _OutOfTime in a rendering that takes too long, on systems that have timers."""
 
     def __init__(self) -> None:
-        self.runs = self.installed = False
+        self._runs = self._installed = False
 
-    def install(self) -> None:
-        """Install the signal handler for good: installing it anew for each rendering would take as long as the
-        rendering."""
-        if not self.installed:
-            signal.signal(signal.SIGPROF, self.stop)
-            self.installed = True
+    def begin(self) -> None:
+        """Begin to count the time of a rendering."""
+        if not HAS_TIMERS:
+            return
+        if not self._installed:  # for good: doing it anew for each rendering would take as long as the rendering
+            signal.signal(signal.SIGPROF, self._stop)
+            self._installed = True
+        self._runs = True
+        signal.setitimer(signal.ITIMER_PROF, MOST_S, 1.0)  # repeated, as the first exception may be swallowed
 
-    def stop(self, _number: int, _frame: FrameType | None) -> None:
-        """Signal handler: end the rendering under way, if there is one."""
-        if self.runs:
+    def end(self) -> None:
+        """The rendering has ended. The signal may still come a moment late, when there is none to stop."""
+        self._runs = False
+        if HAS_TIMERS:
+            signal.setitimer(signal.ITIMER_PROF, 0.0)
+
+    def _stop(self, _number: int, _frame: FrameType | None) -> None:
+        if self._runs:
             raise _OutOfTime
 
 
 _clock = _Clock()
 
 
-def _lower(limit: int, other: int) -> int:
-    return other if limit == resource.RLIM_INFINITY else min(limit, other)
-
-
 def _mapped_bytes() -> int:
     file = os.open("/proc/self/statm", os.O_RDONLY)  # not by open(), as this runs thousands of times a second
     try:
-        return int(os.read(file, 64).split()[0]) * resource.getpagesize()
+        return int(os.read(file, 64).split()[0]) * mmap.PAGESIZE
     finally:
         os.close(file)
 
