@@ -15,7 +15,7 @@ import yaml
 
 from offmate.job_plan import JobPlan
 from planner.codec import from_json
-from planner.errors import UserError
+from planner.errors import UserError, check_linux
 from planner.reports.certificate import Certificate
 
 _T = TypeVar("_T")
@@ -46,6 +46,8 @@ def plan(job: AnyJob, *, hardware: str | os.PathLike[str] | None = None) -> JobP
         print(answer.fits, answer.step_s, answer.tokens_per_s)
     """
     machine = None if hardware is None else os.fspath(hardware)
+    if machine is None:
+        check_linux()
     return _answered(JobPlan, job, {"ask": "plan", "hardware": machine})
 
 
@@ -69,6 +71,7 @@ def certify(
     """
     if steps < 1 or (layers is not None and layers < 1):
         raise ValueError("steps and layers are at least 1")
+    check_linux()
     question = {"ask": "certify", "steps": steps, "layers": layers, "device": device}
     return _answered(Certificate, job, question)
 

@@ -33,9 +33,10 @@ _REPEATS = re.compile(r"[*+?{]")
 def too_slow(patterns: Iterable[str], names: Iterable[str] = TYPICAL) -> str | None:
     """Return the first of `patterns` that takes too long to match with all of `names`: more processor time than
     `LIMIT_S` seconds plus `NAME_S` seconds per name. None where no pattern does. The patterns must be valid regular
-    expressions; they are matched from the beginning of each name. Returns None on Windows, which has no such limit."""
-    repeats = tuple(pattern for pattern in patterns if _REPEATS.search(pattern) and hasattr(signal, "setitimer"))
-    return _too_slow(repeats, tuple(names)) if repeats else None
+    expressions; they are matched from the beginning of each name. On Windows, which has no such limit,
+    it returns None."""
+    repeats = tuple(pattern for pattern in patterns if _REPEATS.search(pattern))
+    return _too_slow(repeats, tuple(names)) if repeats and hasattr(signal, "setitimer") else None
 
 
 @functools.lru_cache(maxsize=64)

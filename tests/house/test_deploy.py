@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import runpy
@@ -70,6 +71,18 @@ INSTALL = runpy.run_path(str(ROOT / "deploy" / "install.py"))
 )
 def test_lines_of_pip_are_told_in_words(line: str, words: str | None) -> None:
     assert INSTALL["in_words"](line) == words
+
+
+@pytest.mark.parametrize(("device", "takes_cpu_build"), [("nvidiactl", False), ("dxg", False), ("null", True)])
+def test_pytorchs_cpu_build_is_taken_only_where_neither_linux_nor_wsl2_has_a_gpu(
+    device: str, takes_cpu_build: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = tuple(str(tmp_path / Path(path).name) for path in INSTALL["GPU_DEVICES"])
+    (tmp_path / device).touch()
+    monkeypatch.setitem(INSTALL["cpu_index"].__globals__, "GPU_DEVICES", devices)  # a test makes no files in /dev
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.setattr("urllib.request.urlopen", lambda *_, **__: io.BytesIO())
+    assert INSTALL["cpu_index"]() == (["--index-url", INSTALL["TORCH_CPU"]] if takes_cpu_build else [])
 
 
 def test_the_installation_tells_what_is_done_and_for_how_long(

@@ -39,8 +39,8 @@ def check_length(text: str, characters: int) -> None:
 @contextlib.contextmanager
 def bounded() -> Iterator[None]:
     """A context that raises UserError where the code inside takes more than `MOST_S` seconds or `MOST_BYTES` bytes. It
-    is for the main thread only; other threads must not work meanwhile. On macOS only the time is limited, and on Windows
-    neither."""
+    is for the main thread only; other threads must not work meanwhile. On macOS only the time is limited; on Windows
+    nothing is."""
     with lowered({"RLIMIT_AS": _mapped_bytes() + MOST_BYTES} if IS_LINUX else {}):
         try:
             _clock.begin()

@@ -1,9 +1,10 @@
 """Lets offmate's own code see less of Python's standard library, as on macOS or on Windows; for tests.
 
-Python imports this file at the start of each process that has its folder on PYTHONPATH. OTHER_SYSTEM says which system
-to imitate: "darwin" or "win32". Modules and names that Python lacks there are missing for offmate's own code, and so are
-the files in /proc and /sys. Libraries, and Python itself, go on seeing Linux: they have their own code for each system,
-which cannot be loaded here. Not imitated are the file systems, paths with drive letters, encodings, and processes.
+Python imports this file at the start of each process that has its folder on PYTHONPATH. OTHER_SYSTEM names the system
+to imitate: "darwin" (macOS) or "win32". offmate's own code then lacks the modules and names that Python does not have
+there, and the files in /proc and /sys. Libraries, and Python itself, go on seeing Linux: they have code of their own
+for each system, which cannot be loaded here. Not imitated are the file systems, paths with drive letters, encodings,
+and the way in which processes start and end.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ MODULES = {
     "darwin": (),
     "win32": ("resource", "fcntl", "pwd", "grp", "termios", "pty", "tty", "syslog", "readline", "posix", "curses"),
 }[SYSTEM]
+SIGNALS = {"SIGABRT", "SIGFPE", "SIGILL", "SIGINT", "SIGSEGV", "SIGTERM", "SIG_DFL", "SIG_IGN"}
+"""Those of Windows that Linux has, too."""
 NAMES: dict[str, Callable[[str], bool]] = {
     "darwin": {
         "os": {
@@ -43,10 +46,7 @@ NAMES: dict[str, Callable[[str], bool]] = {
             or name.startswith(("sched_", "posix_", "POSIX_", "WIF", "W_", "RTLD_"))
         ),
         "signal": lambda name: (
-            (
-                name.startswith("SIG")
-                and name not in {*"SIGABRT SIGFPE SIGILL SIGINT SIGSEGV SIGTERM SIG_DFL SIG_IGN".split()}
-            )
+            (name.startswith("SIG") and name not in SIGNALS)
             or name.startswith(("ITIMER_", "pthread_", "sigtimedwait", "sigwait", "pidfd_"))
             or name in {"alarm", "pause", "setitimer", "getitimer", "siginterrupt", "sigpending"}
         ),
@@ -89,7 +89,7 @@ def is_ours(names: dict[str, Any] | None) -> bool:
     return str(name).partition(".")[0] in OURS
 
 
-def _imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:  # noqa: A002
+def _imported(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
     if level or not is_ours(globals):
         return _import(name, globals, locals, fromlist, level)
     if name.partition(".")[0] in MODULES:
