@@ -16,6 +16,7 @@ import pytest
 
 from planner.errors import Exit
 from tests import ROOT
+from tests.support.daemons import house
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
 
 HIDING = ROOT / "tests" / "support" / "other_system"
@@ -192,7 +193,16 @@ def test_the_help_of_a_refused_command_is_shown(system: str, tmp_path: Path) -> 
     assert (done.returncode, done.stderr) == (0, "") and "--gpu-budget" in done.stdout
 
 
-@pytest.mark.parametrize("system", SYSTEMS)
-def test_a_daemon_on_another_machine_is_asked(system: str, tmp_path: Path) -> None:
-    done = run(system, tmp_path, "status", OFFMATE_HOST="127.0.0.1:9", OFFMATE_TOKEN="token")
-    assert "[daemon-silent]" in done.stderr
+def test_the_daemon_of_a_linux_machine_takes_jobs_from_there(tmp_path: Path) -> None:
+    with house() as there:
+        address, token = there.client.page_url().split("#")
+        where = {"OFFMATE_HOST": address, "OFFMATE_TOKEN": token}
+        job = f"model: {there.home}/model\ndataset: {there.home}/text.jsonl\nmax_steps: 3\n"
+        (tmp_path / "job.yaml").write_text(job)
+        for number, system in enumerate(SYSTEMS, start=1):
+            ended = run(system, tmp_path, "run", "job.yaml", **where)
+            assert ended.returncode == 0, ended.stderr
+            logs = run(system, tmp_path, "logs", str(number), **where)
+            assert "trainer here, from step 0" in logs.stdout
+        listed = run(system, tmp_path, "status", "--json", **where)
+        assert [job["state"] for job in json.loads(listed.stdout)] == ["done", "done"]
