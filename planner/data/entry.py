@@ -186,15 +186,18 @@ class DataEntry(BaseModel):
             "axolotl's, or null"
         ),
     ] = None
-    """The format of the records ([formats](data.md)). null: the columns show it. Types of axolotl's are `alpaca`
-    (always under the Alpaca prompt, without the columns `system` and `history`), `chat_template` and `sharegpt` (which
-    are `messages`), `completion` and `pretrain` (`text`) and `input_output` (`segments`). A mapping with `format`,
-    `no_input_format`, `system_prompt`, `system_format` and `field_…`, as in axolotl, sets a prompt of your own."""
+    """The format of the records ([formats](data.md#record-formats)). null: the columns show it. Types of axolotl's are
+    `alpaca` (always under the Alpaca prompt, without the columns `system` and `history`, but `columns: {system:
+    system}` uses the first), `chat_template` and `sharegpt` (which are `messages`), `completion` and `pretrain`
+    (`text`) and `input_output` (`segments`). A mapping with `format`, `no_input_format`, `system_prompt`,
+    `system_format` and `field_…`, as in axolotl, sets a prompt of your own."""
     columns: Annotated[dict[str, str], Field(description="a mapping of names to names, or a list of names")] = {}
     """offmate's name of a column and its name in the data, such as `messages: turns`. The name `""` means that the
-    column is not used. A list is TRL's: only these columns are used."""
+    column is not used. A list is TRL's: only these columns are used. axolotl's `field_messages`, `field_tools` and
+    `field` name one column each."""
     message_keys: Annotated[dict[str, str], Field(description="a mapping of names to names")] = {}
-    """The name of a message's key here and its name in the data, such as `content: text`."""
+    """The name of a message's key here and its name in the data, such as `content: text`. axolotl's
+    `message_property_mappings`, `message_field_…` and `field_thinking` mean the same."""
     roles: Annotated[dict[str, str], Field(description="a mapping of roles to roles or to lists of roles")] = {}
     """A role in the data and the role that it means, such as `bot: assistant`. axolotl's form `assistant: [bot]` means
     the same."""
@@ -207,10 +210,10 @@ class DataEntry(BaseModel):
     """Only the first records are used, as many as this number says. The smaller of this and the job's `max_samples`
     counts."""
     drop_system: Annotated[bool, Field(description="true or false")] = False
-    """True: a system turn at the beginning of a conversation is left out."""
+    """True: a system turn at the beginning of a conversation is left out. axolotl calls it `drop_system_message`."""
     roles_to_train: Annotated[tuple[Text, ...] | None, Field(description="a list of roles, or null")] = None
-    """The roles whose turns are learned, such as `[assistant]`, by [axolotl's rules](data.md). `[]`: only turns are
-    learned that say so themselves."""
+    """The roles whose turns are learned, such as `[assistant]`, by [axolotl's
+    rules](data.md#axolotls-rules-for-learned-turns). `[]`: only turns are learned that say so themselves."""
     train_on_eos: Annotated[EndMarks | None, Field(description="turn, all, last, none or null")] = None
     """Which of the tokenizer's end tokens are learned: with `turn` those of learned turns, with `all` those of all
     turns, with `last` that of the last learned turn, with `none` no end token. null: `turn`, if another of axolotl's
@@ -221,8 +224,8 @@ class DataEntry(BaseModel):
     """Tokens that end a turn, for `roles_to_train`, `train_on_eos` and `train_on_eot`. null: the tokenizer's end token,
     and those with which the template ends an answer."""
     chat_template_kwargs: Values = None
-    """Values for the chat template, added to the job's, with precedence over these. The chat template itself is one for
-    all entries."""
+    """Values for the chat template, added to the job's, with precedence over these; a conversation's own column of this
+    name has precedence over both. The chat template itself is one for all entries."""
     split_thinking: Annotated[Text | None, Field(description="true, the key for the thoughts, or null")] = None
     """True: in the assistant's answers, text in `<think>`, `<reasoning>` or `<|begin_of_thought|>` becomes the
     message's `reasoning_content`, or the key that is named by axolotl's `template_thinking_key`. An answer with text
