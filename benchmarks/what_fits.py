@@ -129,8 +129,11 @@ def planned(size: str, card: str, method: str, models: Path, traces: Traces) -> 
         receipt = ask(job, hardware, traces=traces, helps=False)
         if receipt.status != "infeasible":
             return Answer(ram_gib=ram_gib, **figures(receipt))
-    least = receipt.least_cpu_budget_bytes
-    return Answer(ram_gib=RAM_GIB[-1], needs_gib=needed_cpu_memory(least) // 2**30 if least is not None else 0)
+        least = receipt.least_cpu_budget_bytes
+        needs_gib = needed_cpu_memory(least) // 2**30 if least is not None else 0
+        if not needs_gib or needs_gib > RAM_GIB[-1]:  # more RAM than is asked about
+            break
+    return Answer(ram_gib=RAM_GIB[-1], needs_gib=needs_gib)
 
 
 def planned_at_least(size: str, method: str, models: Path, traces: Traces) -> Answer:
@@ -196,7 +199,8 @@ def fits_table(answers: Mapping[str, Answer]) -> str:
     rows = [["model", "card", *METHODS]]
     for size, (name, _) in MODELS.items():
         for card, title in MACHINES.items():
-            rows.append([name, title, *(fits_cell(answers[f"{size} {card} {method}"]) for method in METHODS)])
+            found = [answers.get(f"{size} {card} {method}") for method in METHODS]
+            rows.append([name, title, *(fits_cell(answer) if answer else "not planned" for answer in found)])
     return in_table(rows)
 
 
@@ -230,16 +234,13 @@ def main() -> None:
         print({"fits": fits_table, "readme": readme}[options.printed](kept()))
         return
     with tempfile.TemporaryDirectory(prefix="offmate-fits-") as scratch:
-        folder, traces = Path(scratch), Traces()
-        write_models(folder)
+        known = (Path(scratch), Traces())
+        write_models(Path(scratch))
         for size, card, method in asked():
             key = f"{size} {card} {method}"
             if options.only not in key:
                 continue
-            if card == "least":
-                answer = planned_at_least(size, method, folder, traces)
-            else:
-                answer = planned(size, card, method, folder, traces)
+            answer = planned_at_least(size, method, *known) if card == "least" else planned(size, card, method, *known)
             print(key, answer, flush=True)
             answers = kept() | {key: answer}  # another process may have kept others
             told = {key: asdict(answers[key]) for key in (" ".join(each) for each in asked()) if key in answers}

@@ -16,8 +16,8 @@ def test_the_page_has_the_table_of_the_kept_answers() -> None:
     assert what_fits.fits_table(what_fits.kept()) in PAGE.read_text("utf-8")
 
 
-def test_each_question_has_a_kept_answer() -> None:
-    assert list(what_fits.kept()) == [" ".join(question) for question in what_fits.asked()]
+def test_kept_answers_are_those_of_the_questions() -> None:
+    assert set(what_fits.kept()) <= {" ".join(question) for question in what_fits.asked()}
 
 
 @pytest.mark.parametrize(
