@@ -4,9 +4,8 @@
     python -m benchmarks.what_fits --print fits          # the table of docs/how-to/what-fits.md, from these answers
     python -m benchmarks.what_fits --print readme        # the tables beside other tools
 
-Models are taken from their configs alone; nothing is downloaded and nothing is measured. Each question is asked with
-64 GiB of RAM, and again with 128 GiB where that is too little. For the tables beside other tools, the least GPU memory
-of one row of 2,048 tokens is asked, with as much RAM as it takes.
+Models are taken from their configs alone; nothing is downloaded or measured. Each question is asked with 64 GiB of RAM,
+and again with 128 GiB where that is too little; for the tables beside other tools, with the least GPU memory.
 """
 
 from __future__ import annotations
@@ -49,10 +48,8 @@ METHODS: dict[str, dict[str, Any]] = {
 """The keys of a job of each method."""
 MACHINES = {"rtx3060": "RTX 3060, 12 GB", "rtx4090": "RTX 4090, 24 GB", "rtx5090": "RTX 5090, 32 GB"}
 RAM_GIB = (64, 128)
-LEAST_ON = "rtx4090"
-"""The card of the plans with the least GPU memory."""
+LEAST_ON = "rtx4090"  # the card of the plans with the least GPU memory
 LEAST_SIZES, LEAST_METHODS = ("8B", "14B", "32B", "70B"), ("full", "LoRA", "QLoRA")
-
 SOURCES = {
     "unsloth": "https://unsloth.ai/docs/get-started/fine-tuning-for-beginners/unsloth-requirements",
     "LLaMA-Factory": "https://github.com/hiyouga/LLaMA-Factory#hardware-requirement",
@@ -66,13 +63,13 @@ PUBLISHED = {
 }
 """GB of GPU memory that the tools' own pages gave in November 2026, by method, tool and size of model; LLaMA-Factory
 calls its figures estimated (full: from `pure_bf16` to `bf16`), unsloth the absolute minimum."""
-SAME = {"7B": "8B", "30B": "32B"}
-"""Sizes that stand in the row of another."""
+SAME = {"7B": "8B", "30B": "32B"}  # sizes that stand in the row of another
 BESIDE = """\
-Printed by `python -m benchmarks.what_fits --print readme`. Other tools: their own pages in November 2026; unsloth calls
-its figures the absolute minimum, LLaMA-Factory its own estimates (full: pure bf16 to mixed precision). offmate: plans
-for one row of 2,048 tokens on an RTX 4090, not measured on a card, without the 0.4 GB that CUDA takes. What is not on
-the GPU is in RAM, and a step takes longer than with more GPU memory. unsloth trains in full, too, but gives no figure.
+Printed by `python -m benchmarks.what_fits --print readme`. Other tools: their own pages, read in November 2026; –: not
+found there. unsloth calls its figures the absolute minimum; LLaMA-Factory estimates (full: pure bf16 to mixed
+precision). offmate: plans for one row of 2,048 tokens on an RTX 4090, not measured on a card, without the 0.4 GB that
+CUDA takes. The rest is in RAM; with less RAM than that, frozen weights are read from the model's files. A step takes
+longer than with more memory.
 
 DeepSpeed and MegaTrain also keep weights and states outside the GPU, and give no table by size. By their authors,
 [ZeRO-3 Offload](https://www.deepspeed.ai/news/2021/03/07/zero3-offload.html) trains over 40B in full on one 32 GB V100
@@ -110,8 +107,8 @@ class Answer:
 
 def figures(receipt: Receipt) -> dict[str, Any]:
     """The figures of an answer, from the receipt of a job that fits."""
-    peaks = {"gpu_bytes": receipt.gpu_peak_bytes, "host_bytes": receipt.cpu_peak_bytes}
-    return {**peaks, "tokens_per_s": receipt.tokens_per_s}
+    memory = {"gpu_bytes": receipt.gpu_peak_bytes, "host_bytes": receipt.cpu_peak_bytes}
+    return memory | {"tokens_per_s": receipt.tokens_per_s}
 
 
 def job_of(size: str, method: str, models: Path, *, rows: int = ROWS) -> Job:
@@ -219,7 +216,8 @@ def readme(answers: Mapping[str, Answer]) -> str:
     rows = [["GB of GPU memory", "offmate, planned least (RAM, tokens/s)", *tools]]
     for method in LEAST_METHODS:
         for size in LEAST_SIZES:
-            answer = answers[f"{size} least {method}"]
+            if (answer := answers.get(f"{size} least {method}")) is None:
+                continue
             ours = f"{rounded(answer.gpu_bytes / 1e9)} ({answer.ram_gib:,} GiB, {rounded(answer.tokens_per_s)})"
             rows.append([f"{method}, {size}", ours, *(published(method, tool, size) for tool in SOURCES)])
     return "\n\n".join([in_table(rows), BESIDE, in_table(FEATURES)])
@@ -243,7 +241,7 @@ def main() -> None:
             answer = planned_at_least(size, method, *known) if card == "least" else planned(size, card, method, *known)
             print(key, answer, flush=True)
             answers = kept() | {key: answer}  # another process may have kept others
-            told = {key: asdict(answers[key]) for key in (" ".join(each) for each in asked()) if key in answers}
+            told = {key: asdict(answers[key]) for key in map(" ".join, asked()) if key in answers}
             RESULTS.write_text(json.dumps(told, indent=1) + "\n", "utf-8")
 
 
