@@ -1,6 +1,6 @@
-# `make demo` trains a small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests;
-# `make test-later` runs those that `make test` leaves to `make test-all`. `make docs` builds the documentation into site/.
-# All make .venv first; deploy/install.py says what it fetches meanwhile.
+# `make install` makes .venv, as all others do first; deploy/install.py says what it fetches meanwhile. `make demo` trains a
+# small model from nothing. `make test` checks offmate in ten minutes, `make test-all` with all tests; `make test-later` runs
+# those that `make test` leaves to `make test-all`. `make docs` builds the documentation into site/.
 
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11,$(shell \
 	$(name) -c 'import sys; sys.version_info >= (3, 11) and print("$(name)")' 2>/dev/null)))
@@ -11,7 +11,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # A file's tests share what they make: models, traces, daemons.
 PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo docs lint test test-later test-all
+.PHONY: install demo docs lint test test-later test-all
+
+install: $(INSTALLED)
 
 demo: $(INSTALLED)
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh

@@ -61,34 +61,31 @@ PUBLISHED = {
     | {"axolotl": "8B 11 (8-bit base)"},
     "QLoRA": {"unsloth": "8B 6, 14B 8.5, 32B 26, 70B 41", "LLaMA-Factory": "7B 6, 14B 12, 30B 24, 70B 48"},
 }
-"""GB of GPU memory that the tools' own pages gave in November 2026, by method, tool and size of model; LLaMA-Factory
+"""GB of GPU memory that the tools' own pages name, by method, tool and size of model; LLaMA-Factory
 calls its figures estimated (full: from `pure_bf16` to `bf16`), unsloth the absolute minimum."""
 SAME = {"7B": "8B", "30B": "32B"}  # sizes that stand in the row of another
 BESIDE = """\
-Printed by `python -m benchmarks.what_fits --print readme`. Other tools: their own pages, read in November 2026; –: not
-found there. unsloth calls its figures the absolute minimum; LLaMA-Factory estimates (full: pure bf16 to mixed
-precision). offmate: plans for one row of 2,048 tokens on an RTX 4090, not measured on a card, without the 0.4 GB that
-CUDA takes. The rest is in RAM; with less RAM than that, frozen weights are read from the model's files. A step takes
-longer than with more memory.
+Printed by `python -m benchmarks.what_fits --print readme`. *Other tools:* GPU memory that their own pages named when
+they were read (LLaMA-Factory's of March 2025, estimated, in full from pure bf16 to mixed precision; axolotl's of August
+2025; unsloth's of 2026, its absolute minimum); –: not found there. *offmate:* plans for one row of 2,048 tokens on an
+RTX 4090 with the least GPU memory, not measured on a card, without the 0.4 GB that CUDA takes. The rest is in RAM, and
+a step takes longer than with more GPU memory.
 
-DeepSpeed and MegaTrain also keep weights and states outside the GPU, and give no table by size. By their authors,
-[ZeRO-3 Offload](https://www.deepspeed.ai/news/2021/03/07/zero3-offload.html) trains over 40B in full on one 32 GB V100
-with 1.5 TB of RAM, and [MegaTrain](https://arxiv.org/abs/2604.05091) up to 120B on one H200 with 1.5 TB of RAM, and 14B
-at 1.84 times the throughput of ZeRO-3 with CPU offloading."""
+DeepSpeed and MegaTrain, too, keep weights and states outside the GPU. By their authors
+[ZeRO-3 Offload](https://www.deepspeed.ai/news/2021/03/07/zero3-offload.html) trains over 40B in full on a V100 of
+32 GB, and [MegaTrain](https://arxiv.org/abs/2604.05091) up to 120B on an H200, both with 1.5 TB of RAM."""
 FEATURES = (
     ("", "offmate", "unsloth", "axolotl", "LLaMA-Factory", "DeepSpeed", "MegaTrain"),
-    ("queue of jobs, daemon", "yes", "–", "–", "–", "–", "–"),
     ("full fine-tuning, states in RAM", "yes", "–", "by DeepSpeed, FSDP", "by DeepSpeed", "yes", "yes"),
     ("states on a drive", "yes", "–", "–", "–", "yes", "–"),
     ("told before the start", "memory, time, for any card")
     + ("table of memory", "–", "table of memory", "estimate of memory", "calculator of batch sizes"),
-    ("continues after SIGKILL", "bit for bit, tested", *("from a checkpoint",) * 4, "–"),
-    ("several GPUs for a job", "**no**", "by Accelerate, DeepSpeed", "yes", "yes", "yes", "yes"),
-    ("fused kernels", "**no**", "own", "own, Liger", "Liger, unsloth's", "own", "FlashAttention"),
-    ("images", "**no**", "yes", "yes (beta)", "yes", "any PyTorch model", "yes"),
+    ("queue of jobs, daemon", "yes", "–", "–", "–", "–", "–"),
+    ("several GPUs for a job", "**no**", "yes", "yes", "yes", "yes", "yes"),
     ("reinforcement learning", "**no** (DPO, ORPO, KTO: yes)", "GRPO", "GRPO", "PPO", "–", "GRPO, by VERL"),
-    ("cards that it ran on", "H100, H200: 45 minutes in all; **no home card**")
-    + ("NVIDIA since 2018, AMD, Intel", "NVIDIA, AMD", "NVIDIA, AMD, Ascend", "up to 512 V100", "H100, H200, GH200"),
+    ("images", "**no**", "yes", "yes (beta)", "yes", "any model", "yes"),
+    ("tried on", "H100, H200, 45 minutes in all; **no home card**")
+    + ("NVIDIA, AMD, Intel", "NVIDIA, AMD", "NVIDIA, AMD, Ascend", "up to 512 V100", "H100, H200, GH200"),
 )
 """What the tools' documentation says; "–": it was not found there."""
 

@@ -15,7 +15,7 @@ _GROUPS = {
     "Jobs": ("init", "run", "submit", "status", "show", "logs", "metrics", "wait", "cancel", "retry", "rerun"),
     "The queue": ("pause", "resume", "hold", "release", "move"),
     "Plans and checks": ("plan", "plans", "certify", "verify-resume"),
-    "Job files and data": ("keys", "import", "preview"),
+    "Job files and data": ("keys", "import", "preview", "explain"),
     "The trained model": ("export", "sample"),
     "The daemon": ("up", "down", "page", "report", "notify", "service"),
     "The machine": ("doctor", "clean", "adopt", "completions"),

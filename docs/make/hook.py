@@ -23,10 +23,12 @@ PAGES = {
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Return `files` with the generated pages among them."""
+    """Return `files` with the generated pages in place of those in docs/, which say where to find them."""
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
     for path, name in PAGES.items():
+        if (pointer := files.get_file_from_path(path)) is not None:
+            files.remove(pointer)
         made = importlib.import_module(f"docs.make.{name}").page()
         files.append(File.generated(config, path, content=made))
     return files

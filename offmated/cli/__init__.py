@@ -25,6 +25,7 @@ from offmated.cli.adopt import adopt, unknown_words
 from offmated.cli.certify import certify, verify_resume
 from offmated.cli.clean import clean
 from offmated.cli.client import Client, other_version
+from offmated.cli.explain import explain
 from offmated.cli.finished import export, sample
 from offmated.cli.follow import events, follow, hand_in, is_over, log, rehearse
 from offmated.cli.init import init
@@ -151,7 +152,7 @@ def submit(
     print_json(job) if as_json else screen.print(job_view.submitted(job))
 
 
-for command in (import_file, keys, preview, export, sample, plan, certify, verify_resume):
+for command in (import_file, keys, explain, preview, export, sample, plan, certify, verify_resume):
     main.add_command(command)
 
 

@@ -33,6 +33,10 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "offmate does not know the key. The error names the nearest known key.",
             "Correct the spelling, or leave the key out.",
         ),
+        "unknown-code": (
+            "`offmate explain` was asked about an error that does not exist.",
+            "Give the word in brackets at the end of an error.",
+        ),
         "missing-key": (
             "A key that the job needs is missing, such as `model` or `dataset`.",
             "Add the key.",

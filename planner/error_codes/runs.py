@@ -5,8 +5,10 @@ from __future__ import annotations
 THEMES: dict[str, dict[str, tuple[str, str]]] = {
     "The plan": {
         "budget-too-small": (
-            "No schedule fits `gpu_budget`.",
-            "Give the `gpu_budget` that the error names, or a smaller batch.",
+            "The job needs more GPU memory than `gpu_budget`, however its step is arranged. The error names the least "
+            "that it needs.",
+            "Give that `gpu_budget`, a smaller `per_device_train_batch_size` or `max_length`, or `method: lora`. "
+            "`offmate plan` names changes with which the job fits.",
         ),
         "budget-too-large": (
             "A budget is more than the machine has.",

@@ -16,6 +16,10 @@ def test_the_page_has_the_table_of_the_kept_answers() -> None:
     assert what_fits.fits_table(what_fits.kept()) in PAGE.read_text("utf-8")
 
 
+def test_the_readme_has_the_tables_beside_other_tools() -> None:
+    assert what_fits.readme(what_fits.kept()) in (what_fits.questions.ROOT / "README.md").read_text("utf-8")
+
+
 def test_kept_answers_are_those_of_the_questions() -> None:
     assert set(what_fits.kept()) <= {" ".join(question) for question in what_fits.asked()}
 

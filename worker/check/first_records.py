@@ -278,7 +278,7 @@ def look(
         pair
         for alike in batched(iter(documents))
         for whole in encode(alike, tokenizer, pairs=pairs)
-        if not left_out.takes(*(pair := sharing.cut(*whole)))
+        if not left_out.leaves_out(*(pair := sharing.cut(*whole)))
     ]
     whole = len(found) == len(entries) and all(first.whole for _, first in found) and time.monotonic() <= until
     if whole:

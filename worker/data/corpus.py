@@ -45,6 +45,7 @@ _WHERE_GIVEN = (
     "chat_template_kwargs",
     "min_sample_len",
     "special_tokens",
+    "add_tokens",
     "model_revision",
     "tokenizer_revision",
 )
@@ -173,7 +174,7 @@ def _write(job: Job, tokenizer: PreTrainedTokenizerBase, folder: Path, pairs: bo
             its_places = (document.place for document in documents for _ in document.rows or (None,))
             for place, whole in zip(its_places, encode(documents, tokenizer, pairs=pairs), strict=True):
                 ids, learned = sharing.cut(*whole)
-                if left_out.takes(ids, learned):
+                if left_out.leaves_out(ids, learned):
                     continue
                 tokens.write(ids.tobytes())
                 trained.write(learned.tobytes())

@@ -29,7 +29,7 @@ class LeftOut:
         self._seen: set[bytes] = set()
         self._all = self._short = self._again = self._longest = 0
 
-    def takes(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> bool:
+    def leaves_out(self, ids: NDArray[np.int32], learned: NDArray[np.bool_]) -> bool:
         """Whether to leave out the document with the token ids `ids`, of which those flagged in `learned` are learned.
         Call it once for each document, in order, as it remembers documents to find duplicates."""
         self._all += 1

@@ -11,9 +11,11 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from planner.data.job_keys import DataKeys, RowKeys
 from planner.job.schema import Job
 from tests.support.texts import make_job, tiny_llama_folder, write_jsonl
 from worker.data import batches
+from worker.data import corpus as corpora
 from worker.data.batches import learned_of, rows_of
 from worker.data.corpus import Corpus, encode
 from worker.data.formats import Document
@@ -85,3 +87,11 @@ def test_rows_take_no_memory_by_the_token(job: Job) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20 * 2**20  # four million tokens
     finally:
         tracemalloc.stop()
+
+
+def test_each_key_of_data_makes_other_tokens_or_is_named_here() -> None:
+    changing = {"broken_rows", *corpora._KEYS, *corpora._CUT, *corpora._ONCE, *corpora._WHERE_GIVEN, *corpora._MIXED}
+    keys = {*DataKeys.model_fields, *RowKeys.model_fields}
+    assert keys - changing == {"group_by_length", "max_target_length"}, (
+        "a key that changes which tokens there are belongs into a table of worker/data/corpus.py"
+    )
