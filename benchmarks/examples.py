@@ -28,7 +28,7 @@ from planner.reports.receipt import Receipt
 
 FOLDER = questions.ROOT / "examples" / "jobs"
 ROWS = 1000
-"""The hours are those of so many rows, once."""
+"""The minutes are those of so many rows, once."""
 _QWEN = {"vocab_size": 151936, "max_position_embeddings": 40960, "dtype": "bfloat16", "head_dim": 128}
 _MXFP4 = {
     "quant_method": "mxfp4",
@@ -68,20 +68,20 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 """Hub id -> the class and the values of the model's config."""
 _FIRST = re.compile(
     r"# Planned for an? .+ and (?P<ram>\d+) GiB of RAM: (?P<step>[\d.]+) s a step, "
-    r"(?P<rate>[\d,]+) tokens/s, (?P<hours>[\d.]+) h for 1,000 rows\n"
+    r"(?P<rate>[\d,]+) tokens/s, (?P<minutes>[\d.]+) min for 1,000 rows\n"
     r"# with (?P<gpu>[\d.]+) GiB of GPU memory and (?P<host>[\d.]+) GiB of RAM\.\n"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """What the first two lines of a file say: the host's memory in GiB, seconds of a step, tokens per second, hours for
-    `ROWS` rows, and the peaks of the GPU's and the host's memory in GiB."""
+    """What the first two lines of a file say: the host's memory in GiB, seconds of a step, tokens per second, minutes
+    for `ROWS` rows, and the peaks of the GPU's and the host's memory in GiB."""
 
     ram: int
     step_s: float
     tokens_per_s: float
-    hours: float
+    minutes: float
     gpu_gib: float
     host_gib: float
 
@@ -92,8 +92,8 @@ class Figures:
         if found is None:
             raise ValueError(f"{file} does not begin with what is planned")
         rate = float(found["rate"].replace(",", ""))
-        step_s, hours, gpu, host = (float(found[name]) for name in ("step", "hours", "gpu", "host"))
-        return cls(ram=int(found["ram"]), step_s=step_s, tokens_per_s=rate, hours=hours, gpu_gib=gpu, host_gib=host)
+        step_s, minutes, gpu, host = (float(found[name]) for name in ("step", "minutes", "gpu", "host"))
+        return cls(ram=int(found["ram"]), step_s=step_s, tokens_per_s=rate, minutes=minutes, gpu_gib=gpu, host_gib=host)
 
     @classmethod
     def of(cls, receipt: Receipt, ram: int) -> Figures:
@@ -103,7 +103,7 @@ class Figures:
             ram=ram,
             step_s=receipt.step_s,
             tokens_per_s=receipt.tokens_per_s,
-            hours=receipt.step_s * ROWS / rows / 3600,
+            minutes=receipt.step_s * ROWS / rows / 60,
             gpu_gib=receipt.gpu_peak_bytes / 2**30,
             host_gib=receipt.cpu_peak_bytes / 2**30,
         )
@@ -114,7 +114,7 @@ class Figures:
         size = f"{CARDS[card].memory_bytes // 2**30} GB"
         return (
             f"# Planned for an {title.removesuffix(size).strip()} ({size}) and {self.ram} GiB of RAM: "
-            f"{self.step_s:.2f} s a step, {self.tokens_per_s:,.0f} tokens/s, {self.hours:.3f} h for 1,000 rows\n"
+            f"{self.step_s:.2f} s a step, {self.tokens_per_s:,.0f} tokens/s, {self.minutes:.1f} min for 1,000 rows\n"
             f"# with {self.gpu_gib:.1f} GiB of GPU memory and {self.host_gib:.1f} GiB of RAM.\n"
         )
 
