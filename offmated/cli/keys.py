@@ -31,6 +31,7 @@ _HEAD = """\
 What offmate makes of each documented key of {tools} in a job file:
 
 - *as it is here*, or *is* another key: it means that key of offmate's, which `offmate keys KEY` describes;
+- *as it is there*: it means what that tool says, and sets several keys of offmate's;
 - *no effect*: it changes nothing that is learned. `offmate submit` says why, unless the key is switched off;
 - *the planner's*: the planner decides where tensors are kept and what is recomputed;
 - *not supported*: it asks for something that offmate does not do, and the job is refused in one line. It may stay if it
@@ -124,10 +125,12 @@ def meanings(tool: str | None = None) -> dict[str, dict[str, str]]:
     """Name of a tool -> its configuration key -> what offmate makes of that key, in words. `tool`: one of `TOOLS`; None
     for all."""
     from planner.importers import llama_factory_v1, tools  # late: other commands need none of them
+    from planner.job.described import sections
 
     tables = {one.name: one.keys for one in tools.TOOLS} | {llama_factory_v1.V1: llama_factory_v1.LLAMA_FACTORY_V1}
     names = tables if tool is None else (TOOLS[tool],)
-    return {name: {key: _words(key, meaning) for key, meaning in sorted(tables[name].items())} for name in names}
+    ours = {name for section in sections() for key in section.keys for name in (key.name, *key.aliases)}
+    return {name: {key: _words(key, meaning, ours) for key, meaning in sorted(tables[name].items())} for name in names}
 
 
 def page(tables: dict[str, dict[str, str]]) -> str:
@@ -140,10 +143,12 @@ def page(tables: dict[str, dict[str, str]]) -> str:
     return "".join(parts)
 
 
-def _words(key: str, meaning: Meaning) -> str:
+def _words(key: str, meaning: Meaning, ours: set[str]) -> str:
+    """What becomes of a tool's key, in words. `ours`: the names of offmate's keys."""
+    same = "as it is here" if key in ours else "as it is there"
     fine = f" ({', '.join(f'`{value}`' for value in meaning.fine)})" if meaning.fine else ""
     return {
-        "honoured": "as it is here" if meaning.text == key else f"is `{meaning.text}`",
+        "honoured": same if meaning.text == key else f"is `{meaning.text}`",
         "unused": f"no effect: {meaning.text}",
         "planner": "the planner's",
         "not there": f"not supported: {meaning.text}{fine}",

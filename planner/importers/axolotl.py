@@ -155,8 +155,8 @@ _KEYS = table(
             resize_token_embeddings_to_32x shrink_embeddings
         """,
         "new rows are drawn around the mean of the others": "mean_resizing_embeddings",
-        "but for load_best_model_at_end, which is on where each save is at an evaluation; checkpoints come by"
-        " save_steps and save_minutes": "saves_per_epoch",
+        "checkpoints come by save_steps and save_minutes; it only helps to decide whether load_best_model_at_end"
+        " is on": "saves_per_epoch",
         SAVES: """
             save_strategy save_safetensors save_only_model save_first_step auto_resume_from_checkpoints
             dynamic_checkpoint tokenizer_save_jinja_files

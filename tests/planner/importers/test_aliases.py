@@ -191,8 +191,8 @@ def test_a_whole_file_of_axolotl_is_read_and_says_what_became_of_it(folder: Path
     assert "not used: flash_attention, sdp_attention (attention is what attn_implementation says)" in notes
     assert job.load_best_model_at_end, "each of its saves is at an evaluation"
     assert (
-        "not used: saves_per_epoch (but for load_best_model_at_end, which is on where each save is at an evaluation; "
-        "checkpoints come by save_steps and save_minutes)" in notes
+        "not used: saves_per_epoch (checkpoints come by save_steps and save_minutes; it only helps to decide whether "
+        "load_best_model_at_end is on)" in notes
     )
     assert set(yaml.safe_load(job.resolved_yaml())) == set(Job.model_fields), "offmate's own names only"
 
