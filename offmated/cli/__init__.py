@@ -95,9 +95,6 @@ def main() -> None:
 main.add_command(init)
 
 
-main.add_command(init)
-
-
 @main.command()
 @FILE
 @change_options
