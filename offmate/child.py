@@ -1,17 +1,27 @@
 """Answers one question of `offmate.questions` in a process of its own: `python -m offmate.child FOLDER`.
 
 FOLDER has the question in question.json; the answer goes to answer.json there, an error for people to error.json. A
-process of its own, because planning starts further processes, and a certificate sets kernels and memory for good.
+process of its own, because planning starts further processes, and a certificate sets kernels and memory for good. It
+ends when its stdin, a pipe from the process that asks, is closed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
+import signal
 import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from offmate.job_plan import JobPlan
 from offmated.cli.certify import own_folder
@@ -37,16 +47,36 @@ from planner.schedule.measured import Measured
 from planner.schedule.plan import Plan
 from planner.units import format_bytes, format_bytes_down
 
-NAME = "the job"
+NAME = "The job"
 """What errors call a job that is a mapping."""
+_END_S = 5.0
+"""The seconds that this process has, when nobody waits for its answer any more, to remove its temporary folders."""
 
 
 def main(arguments: list[str]) -> int:
     """Answer the question in the folder `arguments[0]`; returns the exit code."""
     (path,) = arguments
     folder = RunFolder(Path(path))
+    pipe = os.dup(0)  # libraries and further processes get an empty stdin
+    empty = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(empty, 0)
+    os.close(empty)
     with leaving_on_signals():
+        threading.Thread(target=_end_after, args=(pipe, folder.path), daemon=True).start()
         return exit_code_of(lambda: _answer(folder.path), folder)
+
+
+def _end_after(pipe: int, folder: Path) -> None:
+    """Wait until the process that asked closes the pipe or ends; then end this process, as nobody waits for its answer
+    any more."""
+    os.read(pipe, 1)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_END_S)
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(1)
 
 
 def _answer(folder: Path) -> Exit:
@@ -69,9 +99,24 @@ def _text(question: dict[str, Any]) -> tuple[str, Path, str]:
     return read_text(file), file.parent, file.name
 
 
+def _read(parse: Callable[..., Job], text: str, folder: Path, name: str, **how: Any) -> Job:
+    """The job that `parse` makes of the text. Errors about a mapping do not speak of a file and its lines."""
+    if name != NAME:
+        return parse(text, folder, name=name, **how)
+    try:
+        return parse(text, folder, name=name, in_lines=False, **how)
+    except UserError as error:
+        hint = "correct the job and try again; `offmate keys` lists all keys"
+        if error.code == "file-too-long":
+            hint = "give a file's path in place of a long text, a folder's in place of many files"
+        raise UserError(
+            error.what, code=error.code, numbers=error.numbers, hint=hint, exit_code=error.exit_code
+        ) from None
+
+
 def _here(text: str, folder: Path, name: str) -> JobPlan:
     """The plan on this machine, as `offmate plan FILE` makes it."""
-    job = Job.parse(text, folder, name=name, in_lines=name != NAME)
+    job = _read(Job.parse, text, folder, name)
     try:
         return _planned_here(job, folder)
     except UserError as error:
@@ -122,7 +167,7 @@ def _too_large_here(job: Job, error: UserError) -> JobPlan:
 def _elsewhere(text: str, folder: Path, name: str, hardware: str) -> JobPlan:
     """The plan on a machine that is named, as `offmate plan FILE --hardware NAME` makes it."""
     bf16 = machine_computes_bf16({"hardware": hardware})
-    job = Job.question(text, folder, name=name, in_lines=name != NAME, machine_bf16=bf16)
+    job = _read(Job.question, text, folder, name, machine_bf16=bf16)
     machine = machine_for(job, argparse.Namespace(hardware=hardware, cpu_memory=None, link=None, drive=None))
     before_torch()
     with lasting_imports():
@@ -204,7 +249,7 @@ def _too_large(receipt: Receipt) -> JobPlan:
 def _certificate(question: dict[str, Any]) -> object:
     """The certificate as `offmate certify FILE --json` shows it."""
     text, folder, name = _text(question)
-    job = Job.parse(text, folder, name=name, in_lines=name != NAME)
+    job = _read(Job.parse, text, folder, name)
     before_torch()
     with lasting_imports():
         from worker.check.certificate import answer

@@ -90,7 +90,8 @@ def check_linux() -> None:
         raise UserError(
             "offmate trains on Linux only; on this system it plans for other machines and looks at job files.",
             code="linux-only",
-            hint="on Windows use WSL2; here use offmate plan --hardware, init --hardware, preview, import, keys",
+            hint="on Windows use WSL2; here use plan and init with --hardware, preview, import, keys, explain; "
+            "in Python offmate.plan with hardware",
             exit_code=Exit.USAGE,
         )
 

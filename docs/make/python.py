@@ -22,20 +22,17 @@ _ORDER = ("prepare", "Engine", "plan", "JobPlan", "certify", "Certificate", "Fin
 
 def page() -> str:
     """The Markdown of reference/python.md."""
-    names = sorted(set(offmate.__all__) - {"__version__"}, key=_place)
+    if wrong := {*offmate.__all__} ^ {*_ORDER, "__version__"}:
+        raise ValueError(f"docs/make/python.py: _ORDER and offmate.__all__ differ in {', '.join(sorted(wrong))}")
     parts = [
         "# Python",
         _markdown(inspect.getdoc(offmate) or ""),
         f"`offmate.__version__` is the version as text. This page is of version {offmate.__version__}.",
     ]
-    for name in names:
+    for name in _ORDER:
         value = getattr(offmate, name)
         parts += _class(name, value) if isinstance(value, type) else _function(name, value, level=2)
     return "\n\n".join(parts) + "\n"
-
-
-def _place(name: str) -> tuple[int, str]:
-    return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 
 def _function(name: str, function: FunctionType, *, level: int, owner: str = "") -> Iterator[str]:

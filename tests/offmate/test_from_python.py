@@ -4,18 +4,31 @@ few are asked."""
 from __future__ import annotations
 
 import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, asdict
+from enum import StrEnum
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
 from torch import nn
 
 import offmate
+from offmate.questions import _source
 from offmated.version import release
+from planner.keys.source import read_yaml
+from planner.run.processes import Process
 from planner.schedule.plan import Stage
+from tests import ROOT
+from tests.support.daemons import until
 from tests.support.texts import sentences, tiny_llama_folder, write_jsonl
 from tests.support.tiny_models import batch_of, make_model
 
@@ -96,17 +109,100 @@ def test_mistakes_are_errors_with_their_code(folder: Path, monkeypatch: pytest.M
     with pytest.raises(offmate.UserError) as raised:
         offmate.plan({"model": "model", "datset": "data.jsonl"})
     assert raised.value.code == "bad-job"
-    assert "the job has 2 mistakes" in raised.value.what
+    assert raised.value.what == "The job has 2 mistakes."
+    assert raised.value.hint.startswith("correct the job and try again")
     assert (
         "datset: unknown key; did you mean dataset?" in raised.value.numbers
     )  # without a line of a text that is no file
     with pytest.raises(offmate.UserError) as raised:
         offmate.plan("job.yaml", hardware="rtx31")
     assert raised.value.code == "unknown-hardware"
-    with pytest.raises(TypeError, match="a job's keys hold numbers"):
-        offmate.plan({"model": object()})
+    with pytest.raises(offmate.UserError) as raised:
+        offmate.plan({"model": "model", "chat_template": "x" * 300_000}, hardware="rtx3060")
+    assert raised.value.code == "file-too-long"
+    assert raised.value.hint.startswith("give a file's path in place of a long text")
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"model": object()},
+        {"model": "m", "dataset": {1, 2}},
+        {"model": b"m"},
+        {"dataset": [{"path": range(2)}]},
+        {1: "m"},
+        {"dataset": {(1, 2): "m"}},
+    ],
+)
+def test_values_that_a_job_file_cannot_hold_are_type_errors(job: dict[str, object]) -> None:
+    with pytest.raises(TypeError, match=r"in a job|a job's"):
+        offmate.plan(job, hardware="rtx3060")
+
+
+def test_arguments_that_cannot_be_meant_are_value_errors() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         offmate.certify("job.yaml", steps=0)
+    with pytest.raises(ValueError, match="device is 'tpu'; it must be 'cpu' or 'cuda'"):
+        offmate.certify("job.yaml", device="tpu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="hardware is empty"):
+        offmate.plan("job.yaml", hardware="")
+
+
+def test_a_mapping_reaches_the_reader_of_job_files_unchanged() -> None:
+    class Name(StrEnum):
+        MEMBER = "1e5"
+
+    texts = ["1e5", "1e-4", "1.e3", "010", "1:30", "no", "null", "~", "", " a ", "2026-01-02", ".inf", "<<", "# a"]
+    texts += ["a\nb\r\n\tc\n", "quotes \" and \\ '", "é 漢 😀 \x7f \x85 \xa0 \u2028 \ufeff \0", "a word " * 5000]
+    numbers = [0, -7, 10**20, 1e5, 1e-5, 1e300, 0.1, -0.0, math.inf, True, None]
+    pairs = {text: text for text in texts}
+    job = {"run_name": Name.MEMBER, "texts": texts, "numbers": numbers, "pairs": pairs, "8": {8: 9}}
+    source = read_yaml(_source(job)["text"], "The job")
+    assert source.values == job
+    assert list(map(repr, source.values["numbers"])) == list(map(repr, numbers))
+
+
+def test_a_text_that_looks_like_a_number_is_a_text_of_a_job(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    assert offmate.plan({"model": "model", "dataset": "data.jsonl", "run_name": "1e5"}, hardware="rtx3060").fits
+
+
+def test_the_error_on_another_system_names_what_works_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.errors.IS_LINUX", False)
+    with pytest.raises(offmate.UserError) as raised:
+        offmate.plan("job.yaml")
+    assert "explain" in raised.value.hint
+    assert "in Python offmate.plan with hardware" in raised.value.hint
+
+
+def test_a_crash_of_the_process_that_answers_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (tmp_path / "sitecustomize.py").write_text("import os\nos.write(2, b'last words')\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # Python runs that file first
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with pytest.raises(RuntimeError, match="exit code -6:\nlast words"):
+        offmate.plan("job.yaml", hardware="rtx3060")
+    assert not list(scratch.iterdir())
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL", "SIGINT"])
+def test_the_process_that_answers_ends_with_its_caller(name: str, folder: Path, home: Path, tmp_path: Path) -> None:
+    home.mkdir(exist_ok=True)
+    keys = yaml.safe_load((folder / "job.yaml").read_text()) | {"max_steps": 100_000}
+    (folder / "long.yaml").write_text(yaml.safe_dump(keys))
+    code = f"import offmate; offmate.certify({str(folder / 'long.yaml')!r}, steps=100_000, device='cpu')"
+    variables = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", code], env=variables, stderr=subprocess.DEVNULL) as caller:
+        until(lambda: list(home.glob(".certify-*")), "it computes")
+        (child,) = psutil.Process(caller.pid).children()
+        assert "offmate.child" in child.cmdline()
+        process = Process.of(child.pid)
+        assert process is not None
+        caller.send_signal(getattr(signal, name))
+    until(lambda: not process.alive(), "the process ends", patience_s=20)
+    assert not list(home.glob(".certify-*"))
+    assert not list(tmp_path.glob("offmate-*"))
 
 
 def test_a_certificate_is_that_of_the_job(folder: Path, home: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import re
 
+import pytest
+
 import offmate
 from docs.make.python import page
 
@@ -37,3 +39,10 @@ def test_lists_and_examples_of_docstrings_are_markdown() -> None:
     assert "\n- `step_s`: seconds of a training step\n" in text
     assert '```python\nanswer = offmate.plan("job.yaml", hardware="rtx3060")\n' in text
     assert not re.search(r"^\w+ {2,}\w", text, re.MULTILINE), "a list of a docstring was left as it is"
+
+
+@pytest.mark.parametrize("names", [set(offmate.__all__) - {"Finding"}, {*offmate.__all__, "extra"}])
+def test_a_name_that_is_gone_or_new_stops_the_page(names: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offmate, "__all__", sorted(names))
+    with pytest.raises(ValueError, match=r"differ in (Finding|extra)$"):
+        page()
