@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -42,8 +43,8 @@ def init(
     force: bool,
     as_json: bool,
 ) -> None:
-    """Write a job file for DATA, a file or a folder: looks at the data and the machine, and plans which method fits.
-    Asks for what is not given.
+    """Write a job file for DATA, a file or a folder. It chooses the first of full fine-tuning, LoRA and QLoRA that fits
+    by a plan. Asks for what is not given.
 
     \b
     offmate init
@@ -52,13 +53,7 @@ def init(
     """
     from offmated.cli import new_job  # late: importing it takes half of a command's start
 
-    if not force and output.exists():
-        raise UserError(
-            f"{output} is there already.",
-            code="file-exists",
-            exit_code=Exit.USAGE,
-            hint="--force replaces it, --output names another file",
-        )
+    _check_output(output, force=force)
     asks = on_terminal()
     if not asks:
         _check_given(data, model, None if hardware is None and new_job.card_here() is None else "given")
@@ -76,7 +71,10 @@ def init(
     with showing as status:
         tell: Callable[[str], None] = status.update if status is not None else lambda text: say(f"{text} …", err=True)
         job = new_job.new_job(named, path, machine, night=start == "night", output=output, tell=tell)
-    output.write_text(job.text, "utf-8")
+    try:
+        output.write_text(job.text, "utf-8")
+    except OSError as error:
+        raise _cannot_write(output, error.strerror or str(error)) from error
     commands = list(new_job.commands(job, output))
     if as_json:
         print_json({"file": str(output), **job.to_json(), "commands": commands})
@@ -90,6 +88,34 @@ def init(
 def on_terminal() -> bool:
     """Whether there is somebody to ask."""
     return sys.stdin.isatty()
+
+
+def _check_output(output: Path, *, force: bool) -> None:
+    """Raise UserError if the file may not or cannot be written, as far as that is known before."""
+    try:
+        is_there, has_folder = output.exists(), output.parent.is_dir()
+    except OSError as error:  # such as a name that is too long
+        raise _cannot_write(output, error.strerror or str(error)) from error
+    if is_there and not force:
+        raise UserError(
+            f"{output} is there already.",
+            code="file-exists",
+            exit_code=Exit.USAGE,
+            hint="--force replaces it, --output names another file",
+        )
+    if not has_folder:
+        raise _cannot_write(output, f"there is no folder {output.parent}")
+    if not os.access(output if is_there else output.parent, os.W_OK):
+        raise _cannot_write(output, "you have no right to write there")
+
+
+def _cannot_write(output: Path, why: str) -> UserError:
+    return UserError(
+        f"The file {output} cannot be written: {why}.",
+        code="cannot-write",
+        exit_code=Exit.USAGE,
+        hint="--output names another file",
+    )
 
 
 def _check_given(data: str | None, model: str | None, hardware: str | None) -> None:
@@ -130,15 +156,20 @@ def _ask(text: str, check: Callable[[str], object], *, default: str | None = Non
 
 
 def _data(text: str) -> Path:
-    """The path of data that are there. Raises UserError."""
-    path = Path(text).expanduser()
-    if not path.exists():
+    """The absolute path of data that are there. Raises UserError."""
+    from planner.data.paths import resolve
+    from planner.keys.source import shown
+
+    try:
+        path = Path(resolve(text, Path.cwd()))
+        path.stat()
+    except OSError as error:
         raise UserError(
-            f"There is no file or folder {path}.",
+            f"There is no file or folder {shown(text)}.",
             code="missing-file",
             exit_code=Exit.USAGE,
             hint="give the path of the data; for a dataset of the hub write the job file by hand",
-        )
+        ) from error
     return path
 
 

@@ -22,6 +22,7 @@ import yaml
 
 from offmated.cli import planner_process
 from planner.codec import from_json
+from planner.data.paths import resolve
 from planner.errors import Exit, UserError
 from planner.hub import NOT_REACHED, OFFLINE, check_reached, is_downloaded
 from planner.job.at_hand import why_not_at_hand
@@ -29,13 +30,12 @@ from planner.job.named_files import local_model
 from planner.job.schema import Job
 from planner.job.survey import Survey, survey
 from planner.keys.batch import DEFAULT_ROWS
-from planner.keys.fields import DEFAULT_EPOCHS
 from planner.machine.card_names import card_named, find_card
 from planner.machine.cards import CARDS, HOSTS
 from planner.machine.presets import preset
 from planner.machine.this_machine import device_bytes, driver_card, ram_bytes
 from planner.reports.receipt import Receipt
-from planner.units import counted, format_bytes, format_bytes_down, format_part, format_seconds, printable
+from planner.units import counted, format_bytes, format_bytes_down, format_part, printable
 
 NIGHT = "23:00-07:00"
 _METHODS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ _SUGGESTED = (
 """Below how many GiB of a card -> the models of the hub that are suggested for it."""
 _ROUND = 64  # tokens: `max_length` is a multiple of this
 _ANY_LENGTH = 10**6  # tokens: while lengths are counted nothing is cut
-_CHARACTERS = 3  # of English text, a token has about four; three leave some room
+_BYTES = 3  # of a token: in English text it has about four bytes, in Chinese text three, as one character has
 _HELD_OUT, _ENOUGH = 0.05, 200  # the share of rows to evaluate on, where there are so many
 _COMMENTS_AT, _WIDTH = 40, 110  # the column where comments begin behind keys; a longer line has its comment above
 
@@ -101,7 +101,7 @@ class NewJob:
         """The text of the job file."""
         first = (f"Made by offmate init for {self.machine}.", *self.said)
         comments = (line for text in first for line in _comment(text))
-        return "\n".join([*comments, *map(_written, self.lines), "# offmate keys lists all"]) + "\n"
+        return "\n".join([*comments, *map(_written, self.lines), "# `offmate keys` lists all keys"]) + "\n"
 
     def to_json(self) -> dict[str, Any]:
         """What was chosen and why, as a JSON object."""
@@ -110,8 +110,6 @@ class NewJob:
             if isinstance(told, str)
             else {
                 "fits": told.status != "infeasible",
-                "step_s": told.step_s,
-                "tokens_per_s": told.tokens_per_s,
                 "gpu_peak_bytes": told.gpu_peak_bytes,
                 "cpu_peak_bytes": told.cpu_peak_bytes,
             }
@@ -123,7 +121,7 @@ class NewJob:
                 "kind": self.data.kind,
                 "records": self.data.records,
                 "broken": self.data.broken,
-                "longest_characters": None if self.data.kind == "tokens" else self.data.longest,
+                "longest_bytes": None if self.data.kind == "tokens" else self.data.longest,
                 "longest_tokens": self.data.longest
                 if self.data.kind == "tokens"
                 else (self.tokens or {}).get("longest"),
@@ -187,7 +185,7 @@ def new_job(model: str, data: Path, machine: Machine, *, night: bool, output: Pa
     Raises UserError where the data cannot be trained on, and where no method fits; `click.exceptions.Exit` where
     another process has said on stderr what is wrong."""
     tell("reading the data")
-    data = data.absolute()
+    data = Path(resolve(str(data), Path.cwd()))
     found = survey(data)
     why_not = _why_not_read(model)
     draft = {"model": model, "dataset": str(data)}
@@ -214,10 +212,14 @@ def new_job(model: str, data: Path, machine: Machine, *, night: bool, output: Pa
 
 def commands(job: NewJob, output: Path) -> Iterator[str]:
     """The commands that come next for the file `output`."""
-
-    name = shlex.quote(str(output))
+    name = quoted(str(output))
     other = "" if job.machine.is_here else f" --hardware {job.machine.card}"
     yield from (f"offmate preview {name}", f"offmate plan {name}{other}", f"offmate submit {name}")
+
+
+def quoted(name: str) -> str:
+    """A file's name as this system's shell reads it."""
+    return subprocess.list2cmdline([name]) if sys.platform == "win32" else shlex.quote(name)
 
 
 def _why_not_read(model: str) -> str | None:
@@ -266,9 +268,9 @@ def _max_length(model: str, found: Survey, tokens: Mapping[str, Any] | None) -> 
         return min(rounded, positions or rounded), why
     if found.kind == "tokens":
         return _up(found.longest), f"the longest row has {counted(found.longest, 'token')}"
-    guess = _up(-(-found.longest // _CHARACTERS))
-    what = f"the longest record has {counted(found.longest, 'character')}, {counted(guess, 'token')} or fewer"
-    return guess, f"a guess: {what}; offmate preview counts"
+    guess = -(-found.longest // _BYTES)
+    what = f"the longest record has {counted(found.longest, 'byte')} of text, about {counted(guess, 'token')}"
+    return _up(guess), f"a guess: {what}; offmate preview counts"
 
 
 def _up(tokens: int) -> int:
@@ -302,7 +304,7 @@ def _plan(job: NewJob, asked: Mapping[str, Any], rows: int, tell: Tell) -> None:
             code="not-planned",
             exit_code=Exit.USAGE,
             numbers=lines,
-            hint="offmate plan tells all of it: offmate plan --model … --hardware …",
+            hint="offmate plan --model … --hardware … shows the whole error",
         )
     raise UserError(
         f"No method fits on a {CARDS[job.machine.card].name}, with rows of {counted(asked['max_length'], 'token')}.",
@@ -346,7 +348,7 @@ def _fill(
     job: NewJob, model: str, data: Path, length: int, why_length: str, rows: int, *, night: bool, output: Path
 ) -> None:
     """Add the lines of the file to `job`."""
-    found, folder, add = job.data, output.absolute().parent, job.lines.append
+    found, folder, add = job.data, Path(resolve(str(output), Path.cwd())).parent, job.lines.append
     add(Line(key="model", value=_from(folder, model), why=""))
     many = f"{counted(found.records, 'record')}, read as {found.kind}"
     add(Line(key="dataset", value=_from(folder, str(data)), why=many if found.whole else f"over {many}"))
@@ -359,7 +361,7 @@ def _fill(
     if found.preference is not None:
         why = "the data are pairs of a chosen and a rejected answer"
         add(Line(key="preference", value=found.preference, why=why))
-    step_s = _method_lines(job)
+    _method_lines(job)
     add(Line(key="max_length", value=length, why=why_length))
     batch = min(rows, DEFAULT_ROWS)
     unit = "pair" if found.preference else "row"
@@ -379,30 +381,23 @@ def _fill(
             key="output_dir", value=_from(folder, str(_free(folder / name))), why="a new folder, for the trained model"
         )
     )
-    if step_s is not None and found.whole:
-        steps = max(1, math.ceil(rows * (1 - held_out) / batch * DEFAULT_EPOCHS))
-        epochs = counted(DEFAULT_EPOCHS, "epoch")
-        told = (
-            f"{format_seconds(step_s)} a step, {format_seconds(steps * step_s)} for {epochs} ({counted(steps, 'step')})"
-        )
-        job.said.append(f"Planned, not measured: {told}, with full rows in micro-batches of one.")
 
 
-def _method_lines(job: NewJob) -> float | None:
-    """Add the lines of the method that fits; returns the seconds of its step. None where nothing was planned."""
+def _method_lines(job: NewJob) -> None:
+    """Add the lines of the method that fits, if anything was planned."""
     if not job.plans:
-        return None
+        return
     *others, (method, told) = job.plans.items()
     assert isinstance(told, Receipt)
+    unit = "pair" if job.data.preference else "row"
     room = f"{format_part(told.gpu_peak_bytes, told.gpu_budget_bytes)} of GPU memory"
     why = [f"{_CALLED[other]} {_why_not(receipt)}" for other, receipt in others if isinstance(receipt, Receipt)]
     why += [f"{_CALLED[other]} was refused: {said}" for other, said in others if isinstance(said, str)]
     job.said += [f"{line}." for line in why]
     keys = {"method": "full"} | _METHODS[method]
     for key, value in keys.items():
-        because = f"it fits, with {room}" if key == "method" else "the base in 4 bits"
+        because = f"it fits: {room} in micro-batches of one {unit}" if key == "method" else "the base in 4 bits"
         job.lines.append(Line(key=key, value=value, why=because))
-    return told.step_s
 
 
 def _gpu_budget(job: NewJob) -> str | None:
@@ -426,6 +421,8 @@ def _from(folder: Path, name: str) -> str:
     if not path.is_absolute() or not path.is_relative_to(folder):
         return name
     inside = str(path.relative_to(folder))
+    if inside == ".":
+        return inside
     return inside if Path(inside).suffix and path.is_file() else f"./{inside}"
 
 

@@ -210,15 +210,15 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "The request gives its length in two ways.",
             "Leave `Transfer-Encoding` out.",
         ),
+        "relative-folder": (
+            "The folder of a submitted file is not an absolute path.",
+            "Give the folder from the root (`/data/jobs`) or from your home folder (`~/jobs`).",
+        ),
     },
     "Messages": {
         "bad-notify": (
             "An address in `notify` is not one that apprise knows, or it is not in the settings any more.",
             "Write an address as apprise documents it, such as `ntfy://topic`, and restart the daemon.",
-        ),
-        "relative-folder": (
-            "The folder of a submitted file is not an absolute path.",
-            "Give the folder from the root (`/data/jobs`) or from your home folder (`~/jobs`).",
         ),
         "no-notify": (
             "The settings have no address for messages.",

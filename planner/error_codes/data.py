@@ -69,7 +69,7 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "Put the files back, or accept the new ones: `offmate retry ID --allow-changed-data`.",
         ),
         "takes-too-much": (
-            "To read a file takes too much time or memory, such as a small file that unpacks to gigabytes.",
+            "Reading a file takes too much time or memory, such as a small file that unpacks to gigabytes.",
             "Write the file again in smaller parts, or leave it out.",
         ),
         "look-killed": (

@@ -18,7 +18,7 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "Give long texts as files (a template, the data). A list of many files can be a folder.",
         ),
         "missing-file": (
-            "The job file, or a file or folder that it names, does not exist or cannot be read.",
+            "The job file, or a file or folder that it or the command line names, does not exist or cannot be read.",
             "Correct the path. The error names a similar file if there is one.",
         ),
         "duplicate-key": (
@@ -32,10 +32,6 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         "unknown-key": (
             "offmate does not know the key. The error names the nearest known key.",
             "Correct the spelling, or leave the key out.",
-        ),
-        "unknown-code": (
-            "`offmate explain` was asked about an error that does not exist.",
-            "Give the word in brackets at the end of an error.",
         ),
         "missing-key": (
             "A key that the job needs is missing, such as `model` or `dataset`.",
@@ -66,6 +62,10 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         "usage": (
             "The options of the command do not go together, or one has the wrong form.",
             "Read `offmate COMMAND --help`.",
+        ),
+        "unknown-code": (
+            "`offmate explain` was asked about an error that does not exist.",
+            "Give the word in brackets at the end of an error.",
         ),
         "bad-priority": (
             "The value of `--priority` is not a whole number in the allowed range.",
@@ -116,8 +116,8 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "Correct the file.",
         ),
         "cannot-write": (
-            "The file for a picture or a trace cannot be written.",
-            "Name another file.",
+            "The file for a picture or a trace, or the job file of `offmate init`, cannot be written.",
+            "Name another file, in a folder that exists.",
         ),
         "no-cuda": (
             "`--device cuda` was given, and PyTorch sees no CUDA device.",
@@ -131,10 +131,10 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "not-planned": (
             "`offmate init` can make no plan of the model.",
-            "The lines below the error say why. `offmate plan --model FOLDER` tells all of it.",
+            "The lines below the error say why. `offmate plan --model FOLDER` shows the whole error.",
         ),
         "does-not-fit": (
-            "No way to train, neither in full nor with LoRA, fits the card with this model and data.",
+            "None of full fine-tuning, LoRA and QLoRA fits the card with this model and data.",
             "Choose a smaller model, data with shorter rows, or another card.",
         ),
     },

@@ -56,11 +56,13 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
             "Use the model as it was published in bf16, or follow the error's hint.",
         ),
         "max-length-too-large": (
-            "`max_length` and the rows are longer than the positions that the model has.",
+            "A row of the data has more tokens than the model has positions. This is checked when the model is loaded "
+            "for training; the planner's own check has the code `max-length-too-long`.",
             "Give a `max_length` of at most the number of positions in the error.",
         ),
         "max-length-too-long": (
-            "`max_length` is more than the positions that the model has.",
+            "The rows that the planner plans have more tokens than the model has positions. When the model is loaded "
+            "for training, a check of the data's rows has the code `max-length-too-large`.",
             "Give a `max_length` of at most the number in the error.",
         ),
         "vocabulary-mismatch": (

@@ -30,10 +30,10 @@ _TEXTS = {*_CONVERSATION, "text", "prompt", "completion", "system", "instruction
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
     """What a dataset holds. `records`: those that are read, the `broken` ones among them; `lines`: one for each kind of
-    mistake, with the place of the first record that has it. `longest`: the most characters of a record, or its tokens
-    where `kind` is "tokens"; its answer counts once where it has a chosen and a rejected one. `whole`: all records were
-    read, and not only the first 64 MiB. `ignored`: columns that a job of this `preference` does not read, although
-    their names say that they are meant for learning."""
+    mistake, with the place of the first record that has it. `longest`: the most bytes of a record's text in UTF-8, or
+    its tokens where `kind` is "tokens"; its answer counts once where it has a chosen and a rejected one. `whole`: all
+    records were read, and not only the first 64 MiB. `ignored`: columns that a job of this `preference` does not read,
+    although their names say that they are meant for learning."""
 
     kind: Kind
     records: int
@@ -101,14 +101,14 @@ def _length(kind: Kind, record: Mapping[str, object]) -> int:
         return len(tokens) if isinstance(tokens, list) else 0
     if kind == "preference":
         answers = answers_of(kind, record)
-        return _characters(answers.prompt) + max(_characters(answers.chosen), _characters(answers.rejected))
-    return sum(_characters(value) for column, value in record.items() if column in _TEXTS)
+        return _bytes(answers.prompt) + max(_bytes(answers.chosen), _bytes(answers.rejected))
+    return sum(_bytes(value) for column, value in record.items() if column in _TEXTS)
 
 
-def _characters(value: object) -> int:
-    """The number of characters of all texts in a JSON value."""
+def _bytes(value: object) -> int:
+    """The number of bytes of all texts in a JSON value, in UTF-8."""
     if isinstance(value, str):
-        return len(value)
+        return len(value.encode())
     if isinstance(value, dict):
-        return sum(map(_characters, value.values()))
-    return sum(map(_characters, value)) if isinstance(value, (list, tuple)) else 0
+        return sum(map(_bytes, value.values()))
+    return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0

@@ -15,13 +15,14 @@ from click.testing import CliRunner, Result
 from transformers import LlamaConfig
 
 from offmated.cli import main
-from offmated.cli.new_job import Machine, card_here, new_job, suggestions
+from offmated.cli.new_job import Machine, card_here, new_job, quoted, suggestions
 from planner.errors import Exit, UserError
 from planner.job.schema import Job
 from planner.job.survey import survey
 from planner.machine.cards import CARDS
 from planner.machine.presets import preset
 from planner.machine.this_machine import device_bytes
+from tests.offmated.cli.test_other_systems import child
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
 from worker.check.preview import answer as previewed
 
@@ -67,12 +68,12 @@ def test_texts_get_full_fine_tuning_and_the_length_of_their_longest_row(folder: 
     job, told = written("data.jsonl", "--start", "night")
     assert (job.method, job.max_length, job.train_batch_size, job.val_size) == ("full", 192, 8, 0.05)
     assert job.schedule == "23:00-07:00"
-    assert told["data"] | {"longest_tokens": 151, "longest_characters": 150, "records": 250} == told["data"]
+    assert told["data"] | {"longest_tokens": 151, "longest_bytes": 150, "records": 250} == told["data"]
     assert told["plans"]["full"]["fits"] and told["plans"].keys() == {"full"}
     assert told["commands"][0] == "offmate preview job.yaml"
     assert job.output_dir == str(folder / "model-data")
     lines = Path("job.yaml").read_text().splitlines()
-    assert lines[-1] == "# offmate keys lists all"
+    assert lines[-1] == "# `offmate keys` lists all keys"
     assert len([line for line in lines if not line.startswith("#")]) <= 11
     assert all(len(line) <= 120 for line in lines)
 
@@ -82,7 +83,7 @@ def test_preferences_are_learned_by_dpo(folder: Path) -> None:
     write_jsonl(folder / "pairs.jsonl", [pair] * 12)
     job, told = written("pairs.jsonl")
     assert (job.preference, job.train_batch_size, told["data"]["kind"]) == ("dpo", 8, "preference")
-    assert told["data"]["longest_characters"] == len("2 + 2 = 4, of course")
+    assert told["data"]["longest_bytes"] == len("2 + 2 = 4, of course")
 
 
 def test_conversations_are_read_with_the_models_template(folder: Path) -> None:
@@ -90,7 +91,7 @@ def test_conversations_are_read_with_the_models_template(folder: Path) -> None:
     write_jsonl(folder / "talks.jsonl", [{"messages": talk}] * 3)
     job, told = written("talks.jsonl")
     assert (job.train_batch_size, job.val_size, told["data"]["kind"]) == (3, None, "messages")
-    assert told["data"]["longest_tokens"] > told["data"]["longest_characters"]
+    assert told["data"]["longest_tokens"] > told["data"]["longest_bytes"]
 
 
 def test_a_table_of_instructions_is_read(folder: Path) -> None:
@@ -191,7 +192,7 @@ def test_what_is_not_given_is_asked_and_asked_again_after_a_mistake(
     assert done.exit_code == 0, done.stderr
     job = Job.load(Path("job.yaml"))
     assert (job.model, job.schedule) == ("some/model", "23:00-07:00")
-    assert "There is no file or folder no-file.jsonl" in done.stderr
+    assert 'There is no file or folder "no-file.jsonl"' in done.stderr
     assert "There is no hardware called rtx9999" in done.stderr
     assert all(name in done.stderr for name in suggestions("rtx4090"))
 
@@ -246,7 +247,81 @@ def test_what_submission_refuses_is_refused_in_its_words(folder: Path) -> None:
     assert not Path("job.yaml").exists()
 
 
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        ("nowhere/job.yaml", "there is no folder nowhere"),
+        ("data.jsonl/job.yaml", "there is no folder data.jsonl"),
+        ("/sys/offmate/job.yaml", "there is no folder /sys/offmate"),
+    ],
+)
+def test_a_file_in_a_folder_that_is_not_there_is_refused_before_the_data_are_read(
+    folder: Path, output: str, why: str
+) -> None:
+    texts(folder / "data.jsonl")
+    done = run("data.jsonl", "--model", "some/model", *CARD, "--output", output)
+    assert (done.exit_code, done.stderr.splitlines()) == (
+        Exit.USAGE,
+        [f"The file {output} cannot be written: {why}.", "  hint: --output names another file   [cannot-write]"],
+    )
+
+
+def test_a_file_that_the_system_does_not_let_be_written_is_refused(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    for output in ("a" * 300, "/proc/job.yaml"):  # root has the right to write into /proc, and the write fails
+        done = run("data.jsonl", "--model", "some/model", *CARD, "--output", output)
+        assert done.exit_code == Exit.USAGE and "[cannot-write]" in done.stderr
+
+
+@pytest.mark.parametrize("data", ["~nobody-of-this-name/x", "x" * 5000, "no-file.jsonl"])
+def test_data_that_cannot_be_there_are_refused_in_few_words(folder: Path, data: str) -> None:
+    done = run(data, "--model", "some/model", *CARD)
+    assert done.exit_code == Exit.USAGE and "[missing-file]" in done.stderr
+    assert done.stderr.startswith("There is no file or folder ") and len(done.stderr) < 400
+
+
 # ---- parts
+
+
+def test_the_length_of_chinese_text_is_guessed_by_its_bytes(folder: Path) -> None:
+    write_jsonl(folder / "data.jsonl", [{"text": "学" * 1000}])
+    assert run("data.jsonl", "--model", "some/model", *CARD).exit_code == 0
+    text = Path("job.yaml").read_text()
+    assert Job.load(Path("job.yaml")).max_length == 1024
+    assert "a guess: the longest record has 3000 bytes of text, about 1000 tokens; offmate preview counts" in text
+
+
+def test_the_file_gives_no_duration_as_the_plan_is_not_of_the_file_itself(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    _, told = written("data.jsonl")
+    assert "a step" not in " ".join(told["said"]) and "step_s" not in told["plans"]["full"]
+    assert told["keys"]["method"]["why"].endswith(" of GPU memory in micro-batches of one row")
+
+
+@pytest.mark.parametrize(("data", "dataset"), [(".", "."), ("..", None), ("../inner", "."), ("deep/..", ".")])
+def test_folders_without_a_name_get_the_one_that_they_have(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, data: str, dataset: str | None
+) -> None:
+    inner = folder / "inner"
+    (inner / "deep").mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    for where in (inner, folder):
+        texts(where / "a.jsonl")
+    done = run(data, "--model", "some/model", *CARD)
+    assert done.exit_code == 0, done.stderr
+    lines = Path("job.yaml").read_text().splitlines()
+    path = inner if dataset else folder
+    found = dict(line.partition(" #")[0].strip().split(": ", 1) for line in lines if not line.startswith("#"))
+    assert (found["dataset"], found["output_dir"]) == (dataset or str(folder), f"./model-{path.name}")
+    assert Job.load(Path("job.yaml")).dataset == (str(path),)
+
+
+def test_only_names_that_need_it_are_quoted_and_as_the_systems_shell_reads_them(folder: Path) -> None:
+    names = ["job.yaml", "my job.yaml"]
+    assert [quoted(name) for name in names] == ["job.yaml", "'my job.yaml'"]
+    names.append("jobs\\a.yaml")
+    told = child("win32", folder, f"from offmated.cli.new_job import quoted; print([*map(quoted, {names})])")
+    assert told.stdout == "['job.yaml', '\"my job.yaml\"', 'jobs\\\\a.yaml']\n", told.stderr
 
 
 def test_a_file_for_another_card_keeps_to_that_cards_memory_if_this_machine_has_as_much(folder: Path) -> None:
