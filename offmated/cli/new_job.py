@@ -22,7 +22,6 @@ import yaml
 
 from offmated.cli import planner_process
 from planner.codec import from_json
-from planner.data.paths import resolve
 from planner.errors import Exit, UserError
 from planner.hub import NOT_REACHED, OFFLINE, check_reached, is_downloaded
 from planner.job.at_hand import why_not_at_hand
@@ -185,7 +184,7 @@ def new_job(model: str, data: Path, machine: Machine, *, night: bool, output: Pa
     Raises UserError where the data cannot be trained on, and where no method fits; `click.exceptions.Exit` where
     another process has said on stderr what is wrong."""
     tell("reading the data")
-    data = Path(resolve(str(data), Path.cwd()))
+    data = Path(os.path.normpath(data.absolute()))
     found = survey(data)
     why_not = _why_not_read(model)
     draft = {"model": model, "dataset": str(data)}
@@ -348,7 +347,7 @@ def _fill(
     job: NewJob, model: str, data: Path, length: int, why_length: str, rows: int, *, night: bool, output: Path
 ) -> None:
     """Add the lines of the file to `job`."""
-    found, folder, add = job.data, Path(resolve(str(output), Path.cwd())).parent, job.lines.append
+    found, folder, add = job.data, Path(os.path.normpath(output.absolute())).parent, job.lines.append
     add(Line(key="model", value=_from(folder, model), why=""))
     many = f"{counted(found.records, 'record')}, read as {found.kind}"
     add(Line(key="dataset", value=_from(folder, str(data)), why=many if found.whole else f"over {many}"))
