@@ -13,6 +13,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -21,6 +22,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from pathlib import Path
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 INDEX = "https://pypi.org/simple/pip/"
@@ -99,7 +101,8 @@ def in_words(line: str) -> str | None:
 
 
 def run_pip(command: list[str], step: str) -> None:
-    """Run pip, and tell what it does. Exits with pip's output and its exit code when it fails."""
+    """Run pip, and tell what it does. Exits with pip's output and its exit code when it fails. Ends pip where the wait
+    for it ends in an exception, such as that of `stop`."""
     began, terminal = time.monotonic(), sys.stdout.isatty()
     doing, output = "asking the package index", list[str]()
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
@@ -113,12 +116,18 @@ def run_pip(command: list[str], step: str) -> None:
             output.append(line)
             doing = in_words(line) or doing
 
-    hearing = threading.Thread(target=hear)
+    hearing = threading.Thread(target=hear, daemon=True)  # processes of pip's may keep its output open after its end
     hearing.start()
-    while hearing.is_alive():
-        tell(f"{step}: {doing}, {time.monotonic() - began:.0f} s", terminal)
-        hearing.join(EVERY_S[terminal])
-    if code := pip.wait():
+    try:
+        while hearing.is_alive():
+            tell(f"{step}: {doing}, {time.monotonic() - began:.0f} s", terminal)
+            hearing.join(EVERY_S[terminal])
+        code = pip.wait()
+    except BaseException:
+        pip.terminate()
+        pip.wait()
+        raise
+    if code:
         print("".join(output), end="", file=sys.stderr)
         sys.exit(code)
     tell(f"{step}: done in {time.monotonic() - began:.0f} s", terminal)
@@ -132,8 +141,16 @@ def tell(text: str, terminal: bool) -> None:
     print(f"\r\x1b[K{text[:width]}" if terminal else f"{text}\n", end="", flush=True)
 
 
+def stop(number: int, _frame: object) -> NoReturn:
+    """Handle a signal: say that the installation is stopped, and exit with the code that shells give this signal."""
+    print(f"{chr(10) if sys.stdout.isatty() else ''}The installation is stopped.", file=sys.stderr, flush=True)
+    sys.exit(128 + number)
+
+
 def main() -> None:
     """Make the environment, then install PyTorch, the project (editable) and its test tools as constraints.txt says."""
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
     folder = Path(sys.argv[1]).absolute()
     print(f"Making the environment in {folder}", flush=True)
     python = make_environment(folder)

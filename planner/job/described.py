@@ -54,12 +54,18 @@ _SECTIONS: Mapping[str, type[Keys]] = {
 }
 """The title of a section -> the class with its keys, in the order in which people read them."""
 
-_DEFAULTS = {
-    "tokenizer": "the same as model",
-    "report_to": "none",
-    "bf16": "true if the card computes in bf16",
-}
-"""Key -> its default in words, where the field's own default is not what a file without the key gets."""
+DEFAULTS: Mapping[str, str] = MappingProxyType(
+    {
+        "tokenizer": "the same as model",
+        "report_to": "none",
+        "bf16": "true if the card computes in bf16",
+        "lora_r": "16",
+        "lora_alpha": "32",
+        "lora_dropout": "0.05",
+        "lora_target_modules": "all-linear",
+    }
+)
+"""Key -> its default, as YAML or in words, where the field's own default is not what a file without the key gets."""
 
 _ENTRY_ALIASES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -102,7 +108,7 @@ class Section:
 @cache
 def sections() -> tuple[Section, ...]:
     """Return all keys of a job file by theme, in the order in which people read them."""
-    return tuple(_section(title, keys, ALIASES, _DEFAULTS) for title, keys in _SECTIONS.items())
+    return tuple(_section(title, keys, ALIASES, DEFAULTS) for title, keys in _SECTIONS.items())
 
 
 @cache

@@ -6,9 +6,11 @@ import io
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,7 @@ from offmated.api.addresses import TcpAddress
 from offmated.cli import main
 from offmated.config import KEYS
 from tests import ROOT
+from tests.support.daemons import until
 
 DOCKERFILE = (ROOT / "deploy" / "Dockerfile").read_text()
 SERVICE = yaml.safe_load((ROOT / "deploy" / "compose.yaml").read_text())["services"]["offmate"]
@@ -86,11 +89,29 @@ def test_pytorchs_cpu_build_is_taken_only_where_neither_linux_nor_wsl2_has_a_gpu
 
 
 def test_the_installation_tells_what_is_done_and_for_how_long(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(INSTALL["EVERY_S"], False, 0.2)
-    code = "import time; print('Installing collected packages: a, b'); time.sleep(1)"
-    INSTALL["run_pip"]([sys.executable, "-c", code], "packages")
+    monkeypatch.setitem(INSTALL["EVERY_S"], False, 0.02)
+    names, tell = INSTALL["run_pip"].__globals__, INSTALL["tell"]
+
+    def told(text: str, terminal: bool) -> None:
+        tell(text, terminal)
+        for words in ("asking", "writing"):
+            if words in text:
+                (tmp_path / words).touch()
+
+    monkeypatch.setitem(names, "tell", told)
+    code = """if True:
+        import pathlib, sys, time
+        def wait_for(name):
+            until = time.monotonic() + 60
+            while not pathlib.Path(sys.argv[1], name).exists() and time.monotonic() < until:
+                time.sleep(0.01)
+        wait_for("asking")
+        print("Installing collected packages: a, b")
+        wait_for("writing")
+    """
+    INSTALL["run_pip"]([sys.executable, "-c", code, str(tmp_path)], "packages")
     lines = capfd.readouterr().out.splitlines()
     assert re.fullmatch(r"packages: asking the package index, \d+ s", lines[0])
     assert any(re.fullmatch(r"packages: writing packages, 2 in all, \d+ s", line) for line in lines[1:-1])
@@ -104,6 +125,37 @@ def test_an_installation_that_fails_shows_what_pip_said_and_has_its_code(
         INSTALL["run_pip"]([sys.executable, "-c", "print('ERROR: no such package'); exit(3)"], "packages")
     assert left.value.code == 3
     assert "ERROR: no such package" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_installation_that_is_stopped_ends_pip_and_says_so_in_one_line(number: int, tmp_path: Path) -> None:
+    noted, programs = tmp_path / "pid", tmp_path / "bin"
+    programs.mkdir()
+    (programs / "pip").touch()  # the environment is there already
+    # A process that only waits stands for pip.
+    (programs / "python").write_text(f"#!/bin/sh\necho $$ >{noted}.part && mv {noted}.part {noted}\nexec sleep 60\n")
+    (programs / "python").chmod(0o755)
+    nowhere = {"https_proxy": "http://127.0.0.1:9", "no_proxy": ""}  # PyTorch's index does not answer
+    install = subprocess.Popen(
+        [sys.executable, ROOT / "deploy" / "install.py", tmp_path],
+        env={**os.environ, **nowhere},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        until(noted.exists, "pip runs")
+        install.send_signal(number)
+        _, errors = install.communicate(timeout=30)
+    finally:
+        install.kill()
+        install.wait()
+        pip = int(noted.read_text())
+        with suppress(ProcessLookupError):
+            os.kill(pip, 0)
+            os.kill(pip, signal.SIGKILL)
+            pytest.fail("pip goes on")
+    assert (install.returncode, errors) == (128 + number, "The installation is stopped.\n")
 
 
 def test_the_trial_of_the_image_is_a_shell_script_and_says_that_no_docker_engine_answers(tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from planner.data.entry import DataEntry, PromptFormat
 from planner.importers.axolotl_data import DATASET_TYPES, read_entry
 from planner.importers.llama_factory_v1 import LLAMA_FACTORY_V1
 from planner.importers.tools import ALIASES, ANY
-from planner.job.described import Key, Section, entry_section, first_sentence, plain, sections
+from planner.job.described import DEFAULTS, Key, Section, entry_section, first_sentence, plain, sections
 from planner.job.schema import CANONICAL, Job
+from planner.keys.lora import DEFAULTS as LORA_DEFAULTS
 
 ALL = [(section, key) for section in (*sections(), entry_section()) for key in section.keys]
 WORDS = re.compile(r"[\w.-]+")
@@ -82,17 +83,21 @@ def test_the_choices_that_a_type_names_are_those_of_the_field(model: type[BaseMo
 
 
 def test_a_default_reads_as_the_fields_own() -> None:
-    in_words = {"tokenizer", "report_to", "bf16"}  # none is no tracker; the card decides
     for section, key in ALL:
         model = DataEntry if section == entry_section() else Job
         field = model.model_fields[key.name]
-        if model is Job and key.name in in_words:
-            assert key.default is not None
+        if model is Job and key.name in DEFAULTS:
+            assert key.default == DEFAULTS[key.name]
         elif field.is_required():
             assert key.default is None
         else:
             value = yaml.safe_load(str(key.default))
             assert (tuple(value) if isinstance(value, list) else value) == field.default, key.name
+
+
+def test_defaults_of_lora_are_those_that_a_job_gets() -> None:
+    told = {key.name: yaml.safe_load(str(key.default)) for _, key in ALL if key.name in LORA_DEFAULTS}
+    assert told == LORA_DEFAULTS
 
 
 def test_names_in_other_tools_lead_to_their_key() -> None:
