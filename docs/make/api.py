@@ -49,8 +49,12 @@ after so many seconds.
 | status | meaning |
 | --- | --- |
 | 200, 201, 202 | Done; a job was made; accepted. |
+| 400 | It is in doubt where the request ends, because it gives its length twice. |
 | 401 | The token is missing or wrong. |
 | 404 | There is no such job or route. |
+| 405 | The route does not take this method. |
+| 408 | The request did not arrive in time. |
+| 413 | The request is too large. |
 | 422 | The request is refused: the job, a value or the state of the job does not allow it. |
 | 500 | A bug in offmate. |
 | 503 | The daemon cannot do it just now, and has done nothing of it. |

@@ -17,7 +17,7 @@ state folder. After a change type `offmate down`, then `offmate up`. All values 
 At each start the daemon makes `config.toml` unreadable for other users, because it may contain passwords.
 """
 
-_VARIABLES = {
+VARIABLES = {
     "OFFMATE_HOME": "The state folder: jobs, queue, checkpoints, models, settings and traces. Without it, the state "
     "folder is `$XDG_STATE_HOME/offmate`, else `~/.local/state/offmate`. Another folder is another queue with its "
     "own daemon.",
@@ -32,10 +32,26 @@ _VARIABLES = {
     "compiled code. Without it, `~/.cache`.",
     "CUDA_VISIBLE_DEVICES": "The GPUs that CUDA shows. offmate uses the first one. Empty or `-1`: none.",
     "CUBLAS_WORKSPACE_CONFIG": "The workspace of cuBLAS, which a plan takes into account.",
+    "CUBLASLT_WORKSPACE_SIZE": "The workspace of cuBLASLt in KiB, which a plan takes into account.",
     "CC": "The C compiler for offmate's own kernels on the CPU.",
+    "TORCHINDUCTOR_CACHE_DIR": "The folder in which PyTorch's inductor keeps compiled code. Without it, a folder in "
+    "offmate's cache folder.",
+    "HF_HOME": "The folder of Hugging Face's libraries, in which models and data are.",
+    "HF_HUB_CACHE": "The folder of files from the Hugging Face hub. Without it, `hub` in `HF_HOME`.",
+    "HF_DATASETS_CACHE": "The folder of data that the library `datasets` has prepared. Without it, `datasets` in "
+    "`HF_HOME`.",
     "HF_HUB_OFFLINE": "Set to `1`: the Hugging Face hub is not asked. Models and data must be on this machine.",
-    "LLAMA_CPP": "The folder of llama.cpp, whose converter `offmate export` uses for GGUF files.",
+    "LLAMA_CPP": "The folder of llama.cpp, whose converter `offmate export` uses for GGUF files, or "
+    "the converter itself.",
+    "WANDB_PROJECT": "The project in wandb of jobs without [`wandb_project`](keys.md#wandb_project).",
+    "MLFLOW_TRACKING_URI": "The server or store of mlflow for jobs without "
+    "[`mlflow_tracking_uri`](keys.md#mlflow_tracking_uri).",
+    "MLFLOW_EXPERIMENT_NAME": "The experiment in mlflow of jobs without "
+    "[`mlflow_experiment_name`](keys.md#mlflow_experiment_name).",
+    "XDG_CONFIG_HOME": "The folder in which `offmate service install` writes the systemd unit, in `systemd/user`. "
+    "Without it, `~/.config`.",
 }
+"""Environment variable -> its meaning, in Markdown; without the variables of settings."""
 
 
 def page() -> str:
@@ -49,5 +65,5 @@ def page() -> str:
             f"- Without it: {setting.default}\n"
         )
     parts.append("## Other environment variables\n\n| variable | meaning |\n| --- | --- |")
-    parts += [f"| `{name}` | {meaning} |" for name, meaning in _VARIABLES.items()]
+    parts += [f"| `{name}` | {meaning} |" for name, meaning in VARIABLES.items()]
     return "\n".join(parts) + "\n"

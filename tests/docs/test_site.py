@@ -18,6 +18,8 @@ import click
 import pytest
 import yaml
 
+from docs.make import api
+from docs.make.config import VARIABLES
 from docs.make.hook import PAGES
 from offmated.cli import main
 from offmated.config import KEYS
@@ -29,6 +31,14 @@ from tests.house.test_imports import modules
 from tests.support.browser import browser, find_browser
 
 MOST_WORDS = 25_000
+NOT_FOR_USERS = {
+    # offmate sets them for libraries, unless they are set
+    *("CUDA_DEVICE_ORDER", "GIT_PYTHON_REFRESH", "MLFLOW_DISABLE_TELEMETRY", "OMP_WAIT_POLICY"),
+    *("WANDB_DISABLE_SENTRY", "WANDB_ERROR_REPORTING"),
+    "PYTHONPATH",  # handed on to processes of offmate's own
+    *("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC"),  # systemd sets them
+}
+"""Environment variables that the source reads and the page of settings does not name."""
 FOUND = find_browser()
 
 
@@ -140,12 +150,141 @@ def test_every_route_of_the_api_is_described(pages: dict[str, Page]) -> None:
     assert routes <= pages["reference/api.html"].anchors
 
 
-def test_every_variable_of_offmates_own_is_described(pages: dict[str, Page]) -> None:
-    texts = [path.read_text("utf-8") for path in modules().values()]
-    read = {name for text in texts for name in re.findall(r'"(OFFMATE_[A-Z_]+)"', text)}
-    assert "OFFMATE_HOME" in read
+def test_every_status_of_the_api_is_described() -> None:
+    sent = {status for path in (ROOT / "offmated" / "api").glob("*.py") for status in statuses(path)}
+    assert {413, 507} < sent
+    of_the_framework = {200, 405}
+    rows = re.findall(r"^\| ([\d, ]+) \|", api.page(), re.MULTILINE)
+    assert {int(status) for row in rows for status in row.split(", ")} == sent | of_the_framework
+
+
+def statuses(path: Path) -> Iterator[int]:
+    """The status codes of answers that a module makes."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        given: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            given += [named.value for named in node.keywords if named.arg == "status_code"]
+            if isinstance(node.func, ast.Name) and node.func.id in ("refused", "HTTPException"):
+                given += node.args[:1]
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "status":
+            given += [node.value]
+        for value in (each for part in given for each in ast.walk(part)):
+            if isinstance(value, ast.Constant) and isinstance(value.value, int):
+                yield value.value
+
+
+def test_every_environment_variable_that_is_read_is_described_and_no_other(pages: dict[str, Page]) -> None:
+    reads = Reads()
+    for path in modules().values():
+        reads.visit(ast.parse(path.read_text("utf-8")))
+    names, unclear = reads.resolved()
+    assert unclear == {"variable", "name"}, "the settings of the daemon; what its service hands on"
+    assert not NOT_FOR_USERS & VARIABLES.keys()
+    assert names == NOT_FOR_USERS | VARIABLES.keys()
     text = pages["reference/config.html"].file.read_text("utf-8")
-    assert {name for name in read if f"<code>{name}</code>" not in text} == set()
+    assert {name for name in {*VARIABLES, *KEYS.values()} if f"<code>{name}</code>" not in text} == set()
+
+
+class Reads(ast.NodeVisitor):
+    """The reads of environment variables in modules: in `os.environ`, in a mapping `environment` in its place, and
+    through the modules of Hugging Face's libraries that read them. A function that reads the variable which it is given
+    reads what its callers name."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._unclear: set[str] = set()
+        self._constants: dict[str, str] = {}
+        self._parameters: list[tuple[str, list[str]]] = []  # of the functions around a node, with their names
+        self._readers: dict[
+            str, tuple[str, int]
+        ] = {}  # function -> its parameter with a variable's name, and its place
+        self._calls: list[tuple[str, ast.Call, dict[str, str]]] = []
+
+    def resolved(self) -> tuple[set[str], set[str]]:
+        """The names of all variables that are read, and the expressions whose values are not known from the source."""
+        for called, call, constants in self._calls:
+            if called in self._readers:
+                parameter, place = self._readers[called]
+                given = [named.value for named in call.keywords if named.arg == parameter] + call.args[
+                    place : place + 1
+                ]
+                for expression in given:
+                    self._names.add(constants.get(ast.unparse(expression)) or ast.literal_eval(expression))
+        return self._names, self._unclear
+
+    def visit_Module(self, node: ast.Module) -> None:
+        self._constants = {}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Assign):
+                target, value = each.targets[0], each.value
+                several = isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+                pairs = zip(target.elts, value.elts, strict=False) if several else [(target, value)]
+                self._constants |= {
+                    ast.unparse(name): text.value
+                    for name, text in pairs
+                    if isinstance(text, ast.Constant) and isinstance(text.value, str)
+                }
+        self.generic_visit(node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        self._parameters.append((node.name, [each.arg for each in node.args.args if each.arg != "self"]))
+        self.generic_visit(node)
+        self._parameters.pop()
+
+    def visit_Call(self, node: ast.Call) -> None:
+        function = node.func
+        if isinstance(function, ast.Attribute) and function.attr in ("get", "pop", "setdefault"):
+            if is_environment(function.value):
+                self._read(node.args[0])
+        elif ast.unparse(function) in ("os.getenv", "getenv"):
+            self._read(node.args[0])
+        self._calls.append((ast.unparse(function).rpartition(".")[2], node, self._constants))
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        if is_environment(node.value) and isinstance(node.ctx, ast.Load):
+            self._read(node.slice)
+        self.generic_visit(node)
+
+    def visit_Compare(self, node: ast.Compare) -> None:
+        if isinstance(node.ops[0], ast.In | ast.NotIn) and is_environment(node.comparators[0]):
+            self._read(node.left)
+        self.generic_visit(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if ast.unparse(node.value) in ("constants", "config") and isinstance(node.ctx, ast.Load):
+            self._names |= {node.attr} if node.attr.startswith("HF_") else set()
+        self.generic_visit(node)
+
+    def _read(self, name: ast.expr) -> None:
+        text = ast.unparse(name)
+        function, parameters = self._parameters[-1] if self._parameters else ("", [])
+        if isinstance(name, ast.Constant):
+            self._names.add(name.value)
+        elif text in self._constants:
+            self._names.add(self._constants[text])
+        elif text in parameters:
+            self._readers[function] = text, parameters.index(text)
+        else:
+            self._unclear.add(text)
+
+
+def is_environment(node: ast.expr) -> bool:
+    """Whether an expression stands for the environment variables of this process."""
+    return ast.unparse(node) in ("os.environ", "environment")
+
+
+def test_reads_of_environment_variables_are_found() -> None:
+    reads = Reads()
+    reads.visit(
+        ast.parse(
+            "B, X = 'C', 0\n"
+            "def own(self, default, name): return os.environ.get(name)\n"
+            "os.environ['A'] + os.environ[B] + os.getenv('D') + self.own(0, 'E') + self.own(name=B)\n"
+            "if 'F' in os.environ and constants.HF_G: os.environ['SET'] = environment.pop(h)\n"
+        )
+    )
+    assert reads.resolved() == ({"A", "C", "D", "E", "F", "HF_G"}, {"h"})
 
 
 def test_no_page_loads_anything_from_the_network(site: Path, pages: dict[str, Page]) -> None:
