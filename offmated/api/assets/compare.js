@@ -31,9 +31,11 @@ export function box(job, name, done) {
 
 export function chooseNone() { places.fill(null); }
 
-export async function showComparison(curvesOf) {
+// `isLatest`: whether what is read by then is still to be shown.
+export async function showComparison(curvesOf, isLatest) {
   const chosen = places.flatMap((id, at) => (id === null ? [] : [{ ...known.get(id), colour: `run-${at + 1}` }]));
   const all = await Promise.all(chosen.map(async ({ job }) => [await curvesOf(job.id), await keysOf(job)]));
+  if (!isLatest()) return;
   const section = find("#compare"), several = chosen.length > 1;
   section.hidden = chosen.length === 0;
   section.querySelector(".quiet").hidden = several;

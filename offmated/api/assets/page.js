@@ -181,30 +181,35 @@ async function readEvents(id) {
   }
 }
 
-async function showLog(id) {
+async function showLog(id, isLatest) {
   if (!find("#log").open) return;
+  const text = printable(await api.log(id));
+  if (!isLatest()) return;
   const place = find("#log pre"), end = place.scrollTop + place.clientHeight >= place.scrollHeight - 4;
-  place.textContent = printable(await api.log(id));
+  place.textContent = text;
   if (end) place.scrollTop = place.scrollHeight;
 }
 
 async function look() {
   if (isDragging()) return; // a row that is drawn anew would fall from the pointer
-  const mine = ++looks;
+  const mine = ++looks, isLatest = () => mine === looks;
   const [health, queue, finished] = await Promise.all([api.health(), api.queue(), api.finished()]);
   const doing = health.state === "running" ? "runs" : "ends: jobs save";
   find("#health").textContent = printable(`The daemon ${doing} (${health.version}); state in ${health.state_folder}`);
-  if (isDragging() || mine !== looks) return;
+  if (isDragging() || !isLatest()) return;
   find("main").hidden = false;
   showQueue(queue);
   showFinished(finished);
-  await showComparison(readEvents);
+  await showComparison(readEvents, isLatest);
+  if (!isLatest()) return; // meanwhile a person chose another job, or a later look began
   const running = queue.jobs.find((job) => job.state === "running") ?? queue.jobs[0] ?? finished.jobs[0];
   const id = chosen ?? running?.id;
   if (id == null) { find("#job").hidden = true; return; }
   const [job, curves] = await Promise.all([api.job(id), readEvents(id)]);
-  showJob(job, curves, await keysOf(job));
-  await showLog(id);
+  const keys = await keysOf(job);
+  if (!isLatest()) return;
+  showJob(job, curves, keys);
+  await showLog(id, isLatest);
 }
 
 async function again() {

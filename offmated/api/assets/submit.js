@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { element, find } from "./dom.js";
 import { errorWords, printable, until } from "./words.js";
 
-const MOST = 2 ** 18; // characters of a job file; of a longer one the daemon says that it is too long
+const MOST = 2 ** 18; // characters (code points) of a job file; of a longer one the daemon says that it is too long
 const FOLDER = "offmate-folder", HOVER_MS = 500;
 
 let file = null; // {yaml, name}
@@ -62,29 +62,39 @@ async function submit(done) {
   }
 }
 
+// One character more than a job file may have is enough: the daemon then refuses the file as it refuses the whole one.
+// It counts characters as code points, and not as the UTF-16 units of a string's length.
+async function readFile(files) {
+  const [given] = files, name = given.name;
+  if (files.length > 1) throw new Error(`These are ${files.length} files. Drop one at a time.`);
+  const part = await given.slice(0, 4 * MOST + 4).arrayBuffer().catch(() => { throw new Error(unread(name, "it is no file")); });
+  const whole = part.byteLength === given.size;
+  let yaml;
+  try {
+    yaml = new TextDecoder("utf-8", { fatal: true }).decode(part, { stream: !whole });
+  } catch {
+    throw new Error(unread(name, "it is not UTF-8 text"));
+  }
+  return { yaml: Array.from(yaml).slice(0, MOST + 1).join(""), name };
+}
+
 async function take(files) {
   if (files.length === 0) return;
-  const [given] = files, name = given.name;
+  const mine = ++asked;
   find("#hand").hidden = false;
   find("#hand").classList.remove("taken");
-  find("#hand h2").textContent = printable(name);
+  find("#hand h2").textContent = printable(files[0].name);
   find("#submit").disabled = true;
-  asked += 1;
   file = null;
+  let read = null, trouble = "";
   try {
-    if (files.length > 1) throw new Error(`These are ${files.length} files. Drop one at a time.`);
-    const part = await given.slice(0, 4 * MOST + 4).arrayBuffer().catch(() => { throw new Error(unread(name, "it is no file")); });
-    const whole = part.byteLength === given.size;
-    let yaml;
-    try {
-      yaml = new TextDecoder("utf-8", { fatal: true }).decode(part, { stream: !whole });
-    } catch {
-      throw new Error(unread(name, "it is not UTF-8 text"));
-    }
-    file = { yaml: yaml.slice(0, MOST + 1), name };
+    read = await readFile(files);
   } catch (error) {
-    say(error.message, { error: true });
+    trouble = error.message;
   }
+  if (mine !== asked) return; // a later file was given meanwhile, or this one was put away
+  file = read;
+  if (trouble) say(trouble, { error: true });
   find("#hand details").hidden = file === null;
   find("#hand pre").textContent = file === null ? "" : printable(file.yaml);
   find("#hand").scrollIntoView({ block: "nearest" });

@@ -4,11 +4,13 @@ their keys."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
 from planner.errors import UserError
+from planner.keys.source import MOST_CHARACTERS
 from tests.support.browser import Browser, browser, find_browser
 from tests.support.daemons import House, house, until
 
@@ -16,6 +18,8 @@ FOUND = find_browser()
 pytestmark = pytest.mark.skipif(FOUND is None, reason="no browser here")
 
 JOB = "model: ./model\ndataset: text.jsonl\n"
+SMILE = "\N{SLIGHTLY SMILING FACE}"
+"""One character, which is four bytes of UTF-8 and two units of UTF-16."""
 DROPPED = """([name, text]) => {
     const files = new DataTransfer();
     files.items.add(new File([text], name));
@@ -25,14 +29,12 @@ DROPPED = """([name, text]) => {
 
 @pytest.fixture(scope="module")
 def shared() -> Iterator[House]:
-    """Jobs 1 and 2 are done, with evaluations; 3 runs; 4 to 6 wait for it."""
+    """Jobs 1 and 2 are done, with evaluations; 3 runs for as long as the tests do."""
     with house() as built:
         for rate in ("1e-4", "3e-4"):
             text = f"{JOB}run_name: evaluated\nmax_steps: 12\nlearning_rate: {rate}\n"
             built.wait_for(built.client.submit(text, str(built.home))["id"], "done")
         built.wait_until_held(built.submit("held", steps=60))
-        for name in ("first", "second", "third"):
-            built.submit(name)
         yield built
 
 
@@ -45,13 +47,46 @@ def started() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(shared: House, started: Browser) -> Iterator[Browser]:
-    """The page, opened as a person opens it; whatever a test does with it, nothing may go wrong in it."""
+    """The page, opened as a person opens it; whatever a test does with it, nothing may go wrong in it. Jobs that the
+    test leaves in the queue are cancelled, so that no other test finds them there."""
+    before = queue(shared)
     started.problems.clear()
     started.open(shared.client.page_url())
     started.page.wait_for_selector("#job:not([hidden])")
     started.ask("document.querySelector('#folder').value = '~'")  # and not what a test before has left
     yield started
+    left = [number for number in queue(shared) if number not in before]
+    for number in left:
+        shared.client.cancel(number)
+    # A job that is being planned is cancelled when its planner has ended.
+    until(lambda: not {*left} & {*queue(shared)}, "they are cancelled")
     assert [problem for problem in started.problems if "status of 422" not in problem] == []
+
+
+@pytest.fixture
+def waiting(shared: House, page: Browser) -> list[int]:
+    """Three jobs at the end of the queue, which are the test's own."""
+    made = [shared.submit(name) for name in ("first", "second", "third")]
+    for number in made:
+        shared.wait_for(number, "waiting")
+    page.page.wait_for_selector(f"[data-at=up-{made[-1]}]")
+    return made
+
+
+@contextmanager
+def held(page: Browser, path: str) -> Iterator[None]:
+    """While the context lasts, the first request for `path` waits. After it the answer is there, and the page has
+    asked the daemon once more for all that it shows."""
+    waiting: list[Any] = []
+    address = f"**{path}"
+    page.page.route(address, lambda route: waiting.append(route), times=1)
+    yield
+    assert len(waiting) == 1, "it was asked for"
+    with page.page.expect_response(address):
+        waiting[0].continue_()
+    with page.page.expect_response("**/health"):
+        pass
+    page.frame()
 
 
 def drop(page: Any, name: str, text: str) -> None:
@@ -85,9 +120,10 @@ def test_a_dropped_file_is_checked_and_then_submitted_by_a_click(page: Browser, 
     page.page.dblclick("#submit")
     page.page.wait_for_selector("#title >> text=dropped")
     (number,) = set(queue(shared)) - set(before)
-    assert page.page.inner_text("#answer").startswith(f"Job {number} (dropped) is submitted, place 5 in the queue.")
+    assert page.page.inner_text("#answer").startswith(
+        f"Job {number} (dropped) is submitted, place {len(before) + 1} in the queue."
+    )
     assert shared.job(number)["notes"] and page.page.locator("#answer dt", has_text="note").count() == 1
-    shared.client.cancel(number)
 
 
 def test_a_file_is_chosen_with_the_button(page: Browser, shared: House) -> None:
@@ -104,16 +140,58 @@ def test_a_file_is_chosen_with_the_button(page: Browser, shared: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["model: ./model\ndatset: text.jsonl\n", "model: [\n", "x" * 2**19, "dataset: text.jsonl"]
+    "text",
+    [
+        "model: ./model\ndatset: text.jsonl\n",
+        "model: [\n",
+        "x" * 2**19,
+        "\n" * 2**21,
+        f"model: ./model\n#{SMILE * 2**18}\ndataset: text.jsonl\n",
+        "dataset: text.jsonl",
+    ],
+    ids=["key", "yaml", "long", "long of lines", "long of four bytes each", "no model"],
 )
 def test_a_wrong_file_is_told_as_commands_tell_it(page: Browser, shared: House, text: str) -> None:
     page.ask(f"document.querySelector('#folder').value = '{shared.home}'")
     drop(page.page, "wrong.yaml", text)
     page.page.wait_for_selector("#answer.refused")
     assert page.ask("document.querySelector('#answer p').textContent") == said(
-        shared, text, str(shared.home), "wrong.yaml"
+        shared, text[: MOST_CHARACTERS + 1], str(shared.home), "wrong.yaml"
     )
     assert page.page.is_disabled("#submit")
+
+
+def test_a_file_is_taken_whole_whatever_its_characters_are(page: Browser, shared: House) -> None:
+    page.ask(f"document.querySelector('#folder').value = '{shared.home}'")
+    drop(page.page, "smiles.yaml", f"model: ./model\n#{SMILE * 200_000}\ndataset: text.jsonl\n")
+    page.page.wait_for_selector("#submit:enabled", timeout=20_000)
+    shown = page.ask("document.querySelector('#hand pre').textContent")
+    assert shown.count(SMILE) == 200_000 and shown.endswith("dataset: text.jsonl\n")
+
+
+def test_of_two_files_the_later_one_is_taken_although_the_first_is_read_later(page: Browser, shared: House) -> None:
+    page.ask(f"document.querySelector('#folder').value = '{shared.home}'")
+    page.ask(
+        """(() => {
+            const own = Blob.prototype.arrayBuffer;
+            Blob.prototype.arrayBuffer = async function () {
+                Blob.prototype.arrayBuffer = own;
+                await new Promise((go) => { window.readFirst = go; });
+                return own.call(this);
+            };
+        })()"""
+    )
+    drop(page.page, "first.yaml", f"{JOB}max_steps: 1\n")
+    page.page.wait_for_function("Boolean(window.readFirst)")
+    drop(page.page, "later.yaml", f"{JOB}max_steps: 2\n")
+    page.page.wait_for_selector("#submit:enabled")
+    page.ask("window.readFirst()")
+    with page.page.expect_response("**/health"):  # the page has gone on
+        pass
+    assert page.page.inner_text("#hand h2") == "later.yaml"
+    assert "max_steps: 2" in page.page.inner_text("#hand pre")
+    assert page.page.inner_text("#answer").startswith("It can be submitted, as later.")
+    page.page.click("#away")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +245,7 @@ def test_without_the_token_nothing_is_submitted_moved_or_read(started: Browser, 
         page.click("#submit")
         page.wait_for_selector("#answer.refused >> text=[no-token]")
         stranger.add_cookies([{"name": "token", "value": shared.paths.token.read_text(), "url": page.url}])
-        asked = [("POST", "/jobs"), ("POST", "/jobs/check"), ("POST", "/jobs/6/move"), ("GET", "/jobs/1/keys")]
+        asked = [("POST", "/jobs"), ("POST", "/jobs/check"), ("POST", "/jobs/3/move"), ("GET", "/jobs/1/keys")]
         for method, path in asked:
             body = "" if method == "GET" else ', body: \'{"to": "first"}\''
             fetched = f'fetch("{path}", {{method: "{method}"{body}}}).then(answer => answer.status)'
@@ -175,33 +253,37 @@ def test_without_the_token_nothing_is_submitted_moved_or_read(started: Browser, 
     assert queue(shared) == before
 
 
-def test_jobs_change_places_by_keyboard_and_keep_the_focus(page: Browser, shared: House) -> None:
-    assert queue(shared) == [3, 4, 5, 6]
-    up = page.page.get_by_role("button", name="Move 6 · third up")
+def test_jobs_change_places_by_keyboard_and_keep_the_focus(page: Browser, shared: House, waiting: list[int]) -> None:
+    first, second, third = waiting
+    running = [number for number in queue(shared) if number not in waiting]
+    assert queue(shared) == [*running, first, second, third]
+    up = page.page.get_by_role("button", name=f"Move {third} · third up")
     up.focus()
     page.page.keyboard.press("Enter")
-    page.page.wait_for_selector("#moved >> text=Job 6 is waiting, place 3: ")
-    assert queue(shared) == [3, 4, 6, 5]
+    page.page.wait_for_selector(f"#moved >> text=Job {third} is waiting, place {len(running) + 2}: ")
+    assert queue(shared) == [*running, first, third, second]
     page.page.keyboard.press("Enter")
-    page.page.wait_for_selector("#moved >> text=Job 6 is waiting, place 2: ")
-    page.page.wait_for_selector("[data-at=up-6][aria-disabled=true]")
-    assert page.ask("document.activeElement.dataset.at") == "up-6"
+    page.page.wait_for_selector(f"#moved >> text=Job {third} is waiting, place {len(running) + 1}: ")
+    page.page.wait_for_selector(f"[data-at=up-{third}][aria-disabled=true]")
+    assert page.ask("document.activeElement.dataset.at") == f"up-{third}"
     page.page.keyboard.press("Enter")  # there is no place before
     page.page.keyboard.press("Tab")
-    for place in (3, 4):
+    for place in (2, 3):
         page.page.keyboard.press("Enter")
-        page.page.wait_for_selector(f"#moved >> text=Job 6 is waiting, place {place}: ")
-    assert queue(shared) == [3, 4, 5, 6]
+        page.page.wait_for_selector(f"#moved >> text=Job {third} is waiting, place {len(running) + place}: ")
+    assert queue(shared) == [*running, first, second, third]
     assert page.page.get_by_role("button", name="Move 3 · held up").count() == 0
 
 
-def test_jobs_change_places_by_drag(page: Browser, shared: House) -> None:
-    rows = page.page.locator("#queue tbody tr")
-    rows.nth(3).drag_to(rows.nth(1), target_position={"x": 200, "y": 4})
-    until(lambda: queue(shared) == [3, 6, 4, 5], "it is moved to the front")
-    page.page.wait_for_selector("#queue tbody tr:nth-child(2) >> text=6 · third")
-    rows.nth(1).drag_to(rows.nth(3), target_position={"x": 200, "y": 30})
-    until(lambda: queue(shared) == [3, 4, 5, 6], "it is moved to the end")
+def test_jobs_change_places_by_drag(page: Browser, shared: House, waiting: list[int]) -> None:
+    first, second, third = waiting
+    running = [number for number in queue(shared) if number not in waiting]
+    rows, top = page.page.locator("#queue tbody tr"), len(running)
+    rows.nth(top + 2).drag_to(rows.nth(top), target_position={"x": 200, "y": 4})
+    until(lambda: queue(shared) == [*running, third, first, second], "it is moved to the front")
+    page.page.wait_for_selector(f"#queue tbody tr:nth-child({top + 1}) >> text={third} · third")
+    rows.nth(top).drag_to(rows.nth(top + 2), target_position={"x": 200, "y": 30})
+    until(lambda: queue(shared) == [*running, first, second, third], "it is moved to the end")
 
 
 def test_a_move_that_came_too_late_is_told_as_commands_tell_it(page: Browser, shared: House) -> None:
@@ -252,6 +334,40 @@ def test_jobs_are_compared_by_their_curves_and_keys(page: Browser, shared: House
     page.page.wait_for_selector("#compare", state="hidden")
 
 
+def test_a_late_answer_about_a_job_that_is_no_longer_compared_is_not_shown(page: Browser) -> None:
+    page.page.reload()  # or the page has its keys
+    compared = page.page.get_by_label("Compare 1 · evaluated")
+    with held(page, "/jobs/1/keys"):
+        with page.page.expect_request("**/jobs/1/keys"):
+            compared.check()
+        compared.uncheck()
+        page.page.wait_for_selector("#title >> text=3 · held")
+        page.ask(
+            """new MutationObserver((changes) => {
+                window.wasShown ||= changes.some(({ target }) => !target.hidden);
+            }).observe(document.querySelector("#compare"), { attributes: true })"""
+        )
+    assert not page.ask("window.wasShown")
+
+
+def test_a_late_answer_about_a_job_that_was_chosen_before_is_not_shown(page: Browser) -> None:
+    page.page.reload()
+    with held(page, "/jobs/1/keys"):
+        with page.page.expect_request("**/jobs/1/keys"):
+            page.page.click("#done button >> text=1 · evaluated")
+        page.page.click("#done button >> text=2 · evaluated")
+        page.page.wait_for_selector("#title >> text=2 · evaluated")
+        page.ask(
+            """(() => {
+                const title = document.querySelector("#title");
+                window.titles = [];
+                new MutationObserver(() => window.titles.push(title.textContent)).observe(title, { childList: true });
+            })()"""
+        )
+    page.page.wait_for_function("window.titles.includes('2 · evaluated')")  # the look after that
+    assert set(page.ask("window.titles")) == {"2 · evaluated"}
+
+
 def test_a_job_shows_the_keys_that_are_not_the_defaults_and_then_all(page: Browser, shared: House) -> None:
     page.page.click("#done button >> text=2 · evaluated")
     page.page.wait_for_selector("#title >> text=2 · evaluated")
@@ -277,7 +393,6 @@ def test_damaged_keys_are_told_and_all_else_is_shown(page: Browser, shared: Hous
     page.page.click("#queue button >> text=damaged")
     page.page.wait_for_selector("#keys p >> text=[bad-yaml]")
     assert page.page.inner_text("#state").startswith("waiting")
-    shared.client.cancel(number)
 
 
 @pytest.mark.parametrize("dark", [False, True])
