@@ -182,7 +182,7 @@ def test_of_two_files_the_later_one_is_taken_although_the_first_is_read_later(pa
         })()"""
     )
     drop(page.page, "first.yaml", f"{JOB}max_steps: 1\n")
-    page.page.wait_for_function("Boolean(window.readFirst)")
+    until(lambda: page.ask("Boolean(window.readFirst)"), "the first file is about to be read")
     drop(page.page, "later.yaml", f"{JOB}max_steps: 2\n")
     page.page.wait_for_selector("#submit:enabled")
     page.ask("window.readFirst()")
@@ -286,12 +286,12 @@ def test_jobs_change_places_by_drag(page: Browser, shared: House, waiting: list[
     until(lambda: queue(shared) == [*running, first, second, third], "it is moved to the end")
 
 
-def test_a_move_that_came_too_late_is_told_as_commands_tell_it(page: Browser, shared: House) -> None:
-    number = shared.submit("gone")
-    page.page.wait_for_selector(f"[data-at=up-{number}]")
+def test_a_move_that_came_too_late_is_told_as_commands_tell_it(
+    page: Browser, shared: House, waiting: list[int]
+) -> None:
+    number = waiting[-1]
     page.ask("import('/page/dom.js').then(dom => { window.old = dom.find('#queue tbody tr:last-child .up'); })")
     shared.client.cancel(number)
-    # A job that is being planned is cancelled when its planner has ended.
     until(lambda: shared.job(number)["state"] == "cancelled", "it is cancelled")
     page.ask("window.old.click()")
     page.page.wait_for_selector("#ask[open]")
@@ -364,7 +364,7 @@ def test_a_late_answer_about_a_job_that_was_chosen_before_is_not_shown(page: Bro
                 new MutationObserver(() => window.titles.push(title.textContent)).observe(title, { childList: true });
             })()"""
         )
-    page.page.wait_for_function("window.titles.includes('2 · evaluated')")  # the look after that
+    until(lambda: page.ask("window.titles.length"), "the job is shown once more")
     assert set(page.ask("window.titles")) == {"2 · evaluated"}
 
 
