@@ -8,7 +8,7 @@ from pathlib import Path
 
 from planner.errors import Exit, UserError
 from planner.job.base import check_base
-from planner.job.output_dir import delivered
+from planner.job.output_dir import Place, delivered
 from planner.job.schema import Job
 from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
@@ -36,15 +36,14 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     model = (output / "config.json").is_file()
     if not (adapters or (model and kind)):
         place = f"its model is {output}" if model else f"there is nothing yet at {output}"
-        to_come = not model and (kind is not None or job.method == "lora")
         raise UserError(
-            "The job has no model yet." if to_come else "The job has no adapters to merge.",
+            "The job has no adapters to merge." if model else "The job has no model yet.",
             code="nothing-to-export" if kind else "nothing-to-merge",
             exit_code=Exit.USAGE,
             numbers=(place,),
-            hint="jobs have one when they are done"
-            if to_come
-            else "its weights are in that folder: copy it; only jobs with method: lora have adapters",
+            hint="copy that folder, which has all weights; only jobs with method: lora have adapters"
+            if model
+            else "jobs have one when they are done",
         )
     if job.rewards and kind is not None:
         raise UserError(
@@ -68,8 +67,26 @@ def _export(run: RunFolder, target: Path, kind: str | None) -> Exit:
     from worker.training.merged import write_merged
 
     write_merged(job, output, target)
+    _write_card(job, run, output, target)
     print(f"The model with its adapters merged into it is in {target}.")
     return Exit.DONE
+
+
+def _write_card(job: Job, run: RunFolder, adapters: Path, merged: Path) -> None:
+    """Write the README.md of a merged model, as training writes that of the adapters. A folder of adapters without the
+    mark of its run does not say of which step it is; then there is none."""
+    if (step := Place(folder=adapters, token=run.token()).published()) is None:
+        return
+    from planner.models.hf_model import pairs_of
+    from planner.models.tokenizer import load_tokenizer
+    from worker.training.card import model_card
+    from worker.training.ends import Ends, ends_in_folder, ends_of_files
+    from worker.training.metrics import read_metrics
+
+    ends = Ends(taught=ends_in_folder(adapters), before=ends_of_files(job))
+    stops = ends.line(job.model_copy(update={"method": "full"}), load_tokenizer(job)) if ends.new else None
+    card = model_card(job, read_metrics(run.metrics), step, pairs=pairs_of(job), stops=stops, merged=True)
+    (merged / "README.md").write_text(card, "utf-8")
 
 
 if __name__ == "__main__":

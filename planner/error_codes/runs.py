@@ -205,7 +205,8 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "not-converted": (
             "llama.cpp's converter failed. Its own message is above.",
-            "Update llama.cpp. `offmate export ID FOLDER` writes what the converter reads.",
+            "Update llama.cpp. Of adapters `offmate export ID FOLDER` writes what the converter reads; else it reads "
+            "the job's model folder.",
         ),
         "gpu-busy": (
             "A job has the GPU, and the command needs it.",

@@ -94,13 +94,22 @@ _LOADS_REWARDS = (
 """How a reward model is loaded: a whole one, and adapters."""
 
 
-def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = False, stops: str | None = None) -> str:
+def model_card(
+    job: Job,
+    events: Sequence[Event],
+    step: int,
+    *,
+    pairs: bool = False,
+    stops: str | None = None,
+    merged: bool = False,
+) -> str:
     """The text of the README.md for the model after `step` steps of a run with these `events` (lines of metrics.jsonl).
     It names local files and folders without their paths. `pairs`: the model is an encoder-decoder. `stops`: a sentence
-    on the tokens at which the model stops, if these are new."""
+    on the tokens at which the model stops, if these are new. `merged`: the job's adapters are merged into the base."""
+    adapters = job.method == "lora" and not merged
     base = Path(job.model).name if is_local(job.model) else job.model
     data = [Path(entry.path).name if is_local(entry.path) else entry.path for entry in job.data]
-    head: dict[str, object] = {"library_name": "peft" if job.method == "lora" else "transformers"}
+    head: dict[str, object] = {"library_name": "peft" if adapters else "transformers"}
     if not is_local(job.model):
         head["base_model"] = job.model
     if hub := [entry.path for entry in job.data if not is_local(entry.path)]:
@@ -132,10 +141,10 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
             "",
             f"# {job.run_name or f'{base}, fine-tuned'}",
             "",
-            f"{'Adapters for' if job.method == 'lora' else 'Made from'} {base}, trained on {', '.join(data)} "
+            f"{'Adapters for' if adapters else 'Made from'} {base}, trained on {', '.join(data)} "
             f"in {counted(step, 'step')} of {counted(rows, job.unit)} by offmate{_version()}.",
             "",
-            *([_preferences(job), ""] if job.preference is not None else []),
+            *([_preferences(job, adapters), ""] if job.preference is not None else []),
             *([stops, ""] if stops else []),
             *results,
             *([""] if results else []),
@@ -147,8 +156,8 @@ def model_card(job: Job, events: Sequence[Event], step: int, *, pairs: bool = Fa
     )
 
 
-def _preferences(job: Job) -> str:
-    """A sentence on how the job learned from preferences."""
+def _preferences(job: Job, adapters: bool) -> str:
+    """A sentence on how the job learned from preferences. `adapters`: the model's folder has adapters alone."""
     assert job.preference is not None
     if job.rewards:
         return "\n".join(
@@ -157,7 +166,7 @@ def _preferences(job: Job) -> str:
                 "prompt with an answer as it was trained, with the end token.",
                 "",
                 "```python",
-                *_LOADS_REWARDS[job.method == "lora"],
+                *_LOADS_REWARDS[adapters],
                 "```",
             )
         )

