@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from planner.environment import before_torch
 from planner.errors import Exit, UserError
@@ -23,6 +24,9 @@ from planner.run.ending import exit_code_of
 from planner.run.folder import RunFolder
 from planner.run.plain_streams import speak_plainly
 from planner.units import escaped, printable
+
+if TYPE_CHECKING:
+    from worker.training.samples import Samples
 
 
 def main(arguments: list[str]) -> int:
@@ -42,15 +46,19 @@ def main(arguments: list[str]) -> int:
 
 
 def _say(run: RunFolder, prompts: tuple[str, ...], options: argparse.Namespace) -> Exit:
-    replies = answers(run, prompts, options.tokens, as_text=options.text, raw=options.raw)
+    samples, generated = _generated(run, prompts, options.tokens, as_text=options.text)
+    replies = [samples.text(answer, raw=options.raw) for answer in generated]
     if options.json:
         pairs = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(prompts, replies, strict=True)]
-        print(escaped(json.dumps(pairs, ensure_ascii=False)))
-        return Exit.DONE
-    for prompt, answer in zip(prompts, replies, strict=True):
-        if len(prompts) > 1:
-            print(f"> {printable(prompt)}")
-        print(printable(answer))
+        print(escaped(json.dumps(pairs, ensure_ascii=False)), flush=True)
+    else:
+        for prompt, answer in zip(prompts, replies, strict=True):
+            if len(prompts) > 1:
+                print(f"> {printable(prompt)}")
+            print(printable(answer), flush=True)
+    if cut := [f"{number}" for number, answer in enumerate(generated, 1) if samples.is_cut(answer)]:
+        which = f"answer {', '.join(cut)}" if len(prompts) > 1 else "the answer"
+        print(f"note: {which} stopped at the limit of --tokens {options.tokens}", file=sys.stderr)
     return Exit.DONE
 
 
@@ -60,6 +68,14 @@ def answers(
     """Generate with the trained model of the job in `run`: for each of `prompts`, the text that follows it, of at most
     `tokens` tokens. If the tokenizer has a chat template, a prompt is taken as a user's message, unless `as_text`.
     `raw`: keep special tokens in the text. Raises UserError."""
+    samples, generated = _generated(run, prompts, tokens, as_text=as_text)
+    return [samples.text(answer, raw=raw) for answer in generated]
+
+
+def _generated(
+    run: RunFolder, prompts: tuple[str, ...], tokens: int, *, as_text: bool
+) -> tuple[Samples, list[list[int]]]:
+    """The prompts as samples of the job, and the token ids that follow each of them. See `answers`."""
     job = Job.from_resolved(run.resolved)
     if job.rewards:
         raise UserError(
@@ -148,7 +164,7 @@ def answers(
             generated = engine.generate(samples.tokens, new_tokens=samples.new_tokens, pad=samples.pad)
         finally:
             engine.close()
-    return [samples.text(answer, raw=raw) for answer in generated]
+    return samples, generated
 
 
 if __name__ == "__main__":

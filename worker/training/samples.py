@@ -61,6 +61,10 @@ class Samples:
             tokenizer=tokenizer,
         )
 
+    def is_cut(self, answer: list[int]) -> bool:
+        """Whether a generated `answer` (token ids) has no end token: it stopped because it had all `new_tokens`."""
+        return not any(token in self.ends for token in answer)
+
     def text(self, answer: list[int], *, raw: bool = False) -> str:
         """The text of a generated `answer` (token ids), up to its end token. `raw`: keep special tokens in the text,
         the end token included."""

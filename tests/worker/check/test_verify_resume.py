@@ -180,9 +180,10 @@ def test_a_finished_model_says_what_plain_generation_says_and_another_has_none(
     text = plain_answer(run.output, "the", 5)
     assert answers(run, ("the",), 5, as_text=True) == [text]
     assert sample([str(run.path), "the", "--tokens=5", "--text"]) == Exit.DONE
-    assert capsys.readouterr().out == f"{printable(text)}\n"
+    assert capsys.readouterr() == (f"{printable(text)}\n", "note: the answer stopped at the limit of --tokens 5\n")
     assert sample([str(run.path), "the", "the", "--tokens=5", "--text"]) == Exit.DONE
-    assert capsys.readouterr().out == 2 * f"> the\n{printable(text)}\n"
+    said = "note: answer 1, 2 stopped at the limit of --tokens 5\n"
+    assert capsys.readouterr() == (2 * f"> the\n{printable(text)}\n", said)
     assert sample([str(run.path), "the", "--tokens=5", "--text", "--json"]) == Exit.DONE
     assert json.loads(capsys.readouterr().out) == [{"prompt": "the", "answer": text}]
     run.output.rename(tmp_path / "elsewhere")
