@@ -33,7 +33,7 @@ def import_file(file: Path) -> None:
 @change_options
 @json_option
 def preview(file: Path, rows: int, as_json: bool, **changes: Any) -> None:
-    """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens, steps and hours."""
+    """Show what the job in FILE would train on: rows with what is learned, what is cut, tokens and steps."""
     from offmated.cli import planner_process  # late: importing it takes half of a command's start
 
     form = ["--json"] if as_json else ["--color"] if sys.stdout.isatty() else []

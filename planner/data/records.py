@@ -108,7 +108,8 @@ def kind_of(columns: Collection[str], name: str, *, preferred: bool = False) -> 
             "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
             "input_ids, (labels) | (prompt,) chosen, rejected | prompt, completion, label",
         ),
-        hint="name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
+        hint="name them in the entry, such as type: instructions, columns: {instruction: question, output: answer}, "
+        "or rename them",
     )
 
 

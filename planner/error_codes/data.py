@@ -36,7 +36,8 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "unknown-columns": (
             "The columns of the data are no known format, or not those that the entry of `dataset` names.",
-            "Rename the columns, or name them in the entry, such as `columns: {prompt: question, completion: answer}`.",
+            "Rename the columns, or name them in the entry, such as `type: instructions` with `columns: {instruction: "
+            "question, output: answer}`.",
         ),
         "other-records": (
             "The data are preferences and the job has no `preference`, or the job has `preference` and the data "

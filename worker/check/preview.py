@@ -27,7 +27,6 @@ from worker.training.ends import Ends, ends_of_files
 
 _GREEN, _PLAIN = "\033[32m", "\033[0m"
 _SHOWN = 4000  # characters of a row
-_ROWS = "per_device_train_batch_size"
 
 
 def answer(job: Job, options: argparse.Namespace) -> tuple[Exit, str]:
@@ -80,10 +79,8 @@ class _Warnings(logging.Handler):
 def time_of(job: Job, batches: Batches, asks: str, database: str | None) -> tuple[float | None, str]:
     """(seconds of a step, a text with how long all steps take), by the plan that the database `database` has of the
     job. Without such a plan: None, and a text with the command `asks`, which makes a plan."""
-    unknown = f"how long that takes: {asks}"
-    if not job.is_split:
-        return None, f"{unknown}, which decides the rows of a micro-batch; for its plan here give {_ROWS}"
-    if database is None:
+    unknown = f"how long it takes: {asks}"
+    if not job.is_split or database is None:  # the plan of a job that is not split decides its micro-batches first
         return None, unknown
     from planner.cache.store import Cache
     from planner.commands.plan_job import kept_plan
@@ -149,8 +146,10 @@ def _row_lines(number: int, row: ShownRow, job: Job, *, color: bool) -> Iterator
     more = f" and {len(row.places) - 1} more" if len(row.places) > 1 else ""
     yield f"{job.unit} {number}{place}{more}: {counted(row.tokens, 'token')}, {row.learned} of them {_learned(job)}"
     pieces = tuple((printable(piece), learned) for piece, learned in row.pieces)
-    yield replace(row, pieces=pieces).marked(_SHOWN, begin, end)
-    yield ""
+    text = replace(row, pieces=pieces).marked(_SHOWN, begin, end)
+    yield text
+    if not text.endswith("\n"):
+        yield ""
 
 
 def _figure_lines(found: dict[str, int | float | None], job: Job) -> Iterator[str]:

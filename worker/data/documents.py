@@ -209,6 +209,7 @@ def form_of(
         slots=None if pairs else job.chat_template,
         formatting=entry.formatting,
         begin=first_token_of(tokenizer, job) if entry.formatting and job.packing != "wrapped" else None,
+        names=entry.columns,
     )
 
 

@@ -93,6 +93,7 @@ def detect(
     slots: str | None = None,
     formatting: Formatting | None = None,
     begin: int | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Format:
     """The format by which records of this kind with these columns become documents. Raises UserError where none fits.
 
@@ -101,7 +102,7 @@ def detect(
     learned, where the dataset's entry says so. `values`: variables for the chat template, beside messages and the
     column `chat_template_kwargs`. `slots`: the job's `chat_template`, which may name one of LLaMA-Factory's.
     `formatting`: read the data as LLaMA-Factory reads them, in this form; texts then begin with the token id
-    `begin`."""
+    `begin`. `names`: the names that columns have in the data, where these are others."""
     if kind == "text" and formatting is not None:
         return _slot_text(begin, _end_of_texts(slots, tokenizer))
     if slot_template(slots) is not None and prompt is None and kind not in ("text", "segments", "tokens"):
@@ -129,7 +130,7 @@ def detect(
         form = _chat(kind, template(), more, begins_with_system=bool(first))
     elif kind == "prompt":
         more = tuple(column for column in ("tools", "functions", VALUES) if column in columns)
-        form = _prompt_completion(template, more, train_on)
+        form = _prompt_completion(template, more, train_on, _joined(names or {}) if tokenizer.chat_template else None)
     elif kind == "tokens":
         form = _tokens(len(tokenizer), prompts=train_on == "all")
     elif kind == "segments":
@@ -241,11 +242,27 @@ def _completion(prompt: str, completion: str) -> Document | None:
     return Document(text=text, trained=((len(prompt), len(text)),))
 
 
-def _prompt_completion(template: Callable[[], ChatTemplate], more: tuple[str, ...], train_on: TrainOn) -> Format:
-    """The format of prompts with completions. `template`: called for the first record that is a conversation."""
+def _joined(names: Mapping[str, str]) -> str:
+    """A note on texts that are joined although the tokenizer has a chat template."""
+    columns = f"{{instruction: {names.get('prompt', 'prompt')}, output: {names.get('completion', 'completion')}}}"
+    return (
+        "prompts and completions are joined as they are, without the model's chat template; to use it, give type: "
+        f"instructions and columns: {columns}"
+    )
+
+
+def _prompt_completion(
+    template: Callable[[], ChatTemplate], more: tuple[str, ...], train_on: TrainOn, joined: str | None
+) -> Format:
+    """The format of prompts with completions. `template`: called for the first record that is a conversation.
+    `joined`: a note to log at the first record of texts."""
 
     def document(record: Record) -> Document | None:
+        nonlocal joined
         if not isinstance(record.get("prompt"), list):
+            if joined is not None:
+                log.warning("data: %s", joined)
+                joined = None
             return _completion(*pair_of(record))
         chat, tools = template().told(values_of(record)), tools_of(record)
         prompt, completion = conversation(record["prompt"]), conversation(record.get("completion"))

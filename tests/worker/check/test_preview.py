@@ -54,15 +54,14 @@ def test_rows_are_shown_with_what_is_learned_and_all_is_counted(job: Path, capsy
     tokens = len(byte_tokenizer(chat_template=CHATML)(row.replace("⟦", "").replace("⟧", ""))["input_ids"])
     learned = len(byte_tokenizer(chat_template=CHATML)("yes<|im_end|>")["input_ids"])
     assert capsys.readouterr().out == (
-        f"row 1, line 2 of data.jsonl: {tokens} tokens, {learned} of them learned\n{row}\n\n"
+        f"row 1, line 2 of data.jsonl: {tokens} tokens, {learned} of them learned\n{row}\n"
         f"4 rows, {4 * tokens} tokens an epoch, {4 * learned} of them learned ({learned / tokens:.0%})\n"
         f"the longest row has {tokens} tokens, 99% have {tokens} at most; 0 cut at max_length 512\n"
         "2.0 steps an epoch of 2 rows, 6 in all\n"
         f"{12 * tokens} tokens in all, max_length 512\n"
         "note: what is learned ends with <|im_end|>, where the model does not stop (it stops at <eos>): "
         "generation_config.json of the trained model names <|im_end|>, <eos>\n"
-        "how long that takes: offmate plan job.yaml, which decides the rows of a micro-batch; for its plan here give "
-        "per_device_train_batch_size\n"
+        "how long it takes: offmate plan job.yaml\n"
     )
 
 
@@ -75,7 +74,7 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
         assert previewed(job, "--rows=0", f"--database={url}") == Exit.DONE
         return capsys.readouterr().out.splitlines()[-1]
 
-    unknown = "how long that takes: offmate plan job.yaml"
+    unknown = "how long it takes: offmate plan job.yaml"
     assert last_line() == unknown
     plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False)
     assert last_line() == unknown, "that plan is for rows of max_length"
@@ -90,8 +89,29 @@ def test_how_long_the_steps_take_is_told_by_a_plan_that_is_kept(job: Path, capsy
     for rows in ("train_batch_size: 2", "per_device_train_batch_size: auto\ntrain_batch_size: 2"):
         job.write_text(auto.replace("per_device_train_batch_size: 2", rows))
         plan_job(Job.load(job), torch.device("cpu"), cache=Cache(url), measure=False)
-        undecided = "which decides the rows of a micro-batch; for its plan here give per_device_train_batch_size"
-        assert last_line() == f"{unknown}, {undecided}"
+        assert last_line() == unknown
+
+
+def test_texts_that_are_joined_without_the_template_are_told_with_what_takes_it(
+    job: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_jsonl(job.parent / "data.jsonl", [{"question": "hi", "completion": "yes"}] * 4)
+    entry = "{path: data.jsonl, %s}"
+    text = job.read_text()
+    job.write_text(text.replace("data.jsonl", entry % "columns: {prompt: question}"))
+    assert previewed(job) == Exit.DONE
+    columns = "columns: {instruction: question, output: completion}"
+    (note,) = (message for message in caplog.messages if "joined" in message)
+    assert note == (
+        "data: prompts and completions are joined as they are, without the model's chat template; to use it, give "
+        f"type: instructions and {columns}"
+    )
+    assert "⟧\n\nrow 2, " in capsys.readouterr().out
+    job.write_text(text.replace("data.jsonl", entry % f"type: instructions, {columns}"))
+    caplog.clear()
+    assert previewed(job) == Exit.DONE
+    assert "user\nhi<|im_end|>\n<|im_start|>assistant\n⟦yes<|im_end|>⟧" in capsys.readouterr().out
+    assert "joined" not in caplog.text
 
 
 def test_a_batch_larger_than_the_data_is_told(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -155,7 +175,7 @@ def test_as_json_it_is_one_object_whose_rows_name_the_records_they_are_of(
     assert len(found["shown"]) == 3 and found["max_length"] == 50
     assert found["percentile_99"] <= found["longest"] <= 50
     assert found["cut"] == (None if packing == "wrapped" else 3) and found["step_s"] is None
-    assert found["time"].startswith("how long that takes: offmate plan")
+    assert found["time"].startswith("how long it takes: offmate plan")
     assert any(note.startswith("what is learned ends with <|im_end|>") for note in found["notes"])
     if packing != "wrapped":
         assert any(note.startswith("3 of 9 documents are longer than max_length 50 and cut") for note in found["notes"])

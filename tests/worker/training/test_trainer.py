@@ -303,7 +303,8 @@ def test_an_error_a_person_can_act_on_goes_to_the_log_and_to_error_json_without_
             "known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
             "input_ids, (labels) | (prompt,) chosen, rejected | prompt, completion, label",
         ],
-        "hint": "name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them",
+        "hint": "name them in the entry, such as type: instructions, columns: {instruction: question, output: answer}, "
+        "or rename them",
         "code": "unknown-columns",
         "exit_code": 2,
     }
