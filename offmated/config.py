@@ -31,7 +31,8 @@ SETTINGS = (
         key="listen",
         variable="OFFMATE_LISTEN",
         example="127.0.0.1:8477",
-        default="The daemon opens a port of this machine alone when `offmate page` first asks for it.",
+        default="The daemon opens a port of this machine alone when `offmate page` first asks for it: the last one, "
+        "or another if that is in use.",
         meaning="The IP address and port at which the API and the page listen, besides the daemon's socket. Host names "
         "are not accepted.",
     ),

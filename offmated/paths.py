@@ -85,6 +85,11 @@ class Paths:
         return self.state / "api-token"
 
     @property
+    def page_port(self) -> Path:
+        """The file with the port that the page had last, where the settings give none."""
+        return self.state / "page-port"
+
+    @property
     def lock(self) -> Path:
         """The file on which the running daemon holds the lock that keeps a second one from starting."""
         return self.state / "daemon.lock"

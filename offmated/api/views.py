@@ -191,6 +191,9 @@ def _kept(job: Listed) -> str:
     if row.state is JobState.WAITING and (short := _too_short(row)):
         return short
     if row.state is JobState.WAITING and row.begin_at is not None and row.begin_at > time.time():
+        times = job.expected
+        if times.starts_at is not None and times.ends_at is None and not times.nights:  # `expected` says when it begins
+            return f"waits for its window {row.window}" if row.window else "waits for its time"
         return f"begins at {time.strftime('%Y-%m-%d %H:%M', time.localtime(row.begin_at))}"
     worker = "planner" if row.state is JobState.SUBMITTED else "GPU"
     if job.ahead:

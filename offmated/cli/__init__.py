@@ -314,7 +314,7 @@ def down(as_json: bool) -> None:
 @json_option
 def page(as_json: bool) -> None:
     """Print the address of the daemon's page for a browser: jobs, curves, plans. Anyone with the address may do what
-    you may do."""
+    you may do. The port stays the same unless another program takes it; listen in config.toml sets it."""
     url = Client(Paths.from_environment()).page_url()
     print_json({"url": url}) if as_json else click.echo(url)
 

@@ -113,7 +113,7 @@ class Daemon:
         )
         app = make_app(services)
         self._api = Server(app, UnixAddress(paths.api_socket))
-        self._browsers = Browsers(app, self._config.listen, paths.token)
+        self._browsers = Browsers(app, self._config.listen, paths.token, paths.page_port)
 
     def run(self) -> None:
         """Start the broker, the workers and the API, keep them running, and end them in an order that loses nothing."""

@@ -164,6 +164,21 @@ def test_nothing_listens_over_tcp_until_it_is_asked_for_or_set() -> None:
             httpx.get(f"{address}health")
 
 
+def test_the_pages_address_stays_unless_its_port_is_taken() -> None:
+    with house() as built:
+        address = built.client.page_url()
+        built.down()
+        built.up()
+        assert built.client.page_url() == address
+        built.down()
+        port = int(built.paths.page_port.read_text())
+        with socket.create_server(("127.0.0.1", port)):
+            built.up()
+            other = built.client.page_url()
+            assert other != address and other.split("#")[1] == address.split("#")[1]
+            assert built.paths.page_port.read_text() != f"{port}\n"
+
+
 @pytest.mark.parametrize(
     "text", ["localhost:80", "127.0.0.1", ":80", "127.0.0.1:70000", "127.0.0.1:x", "::1:80", "1.2.3:4"]
 )

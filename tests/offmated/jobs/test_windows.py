@@ -250,6 +250,16 @@ def test_a_window_that_is_too_short_for_a_step_and_a_save_is_named_with_both_num
     assert str(night.view(fits)["reason"]).startswith("begins at ")
 
 
+def test_a_job_whose_end_is_unknown_does_not_say_twice_when_it_begins(night: Night) -> None:
+    number = night.submit(f"schedule: 23:00-07:00 {BERLIN}\n")
+    (Path(night.store.job(number).run_dir) / "plan.json").unlink()
+    view = night.view(number)
+    assert view["reason"] == f"waits for its window 23:00-07:00 {BERLIN}"
+    found = cast(dict[str, float], view["expected"])
+    assert night.clock(found["starts_at"]) == "2026-06-10 23:00" and found["ends_at"] is None
+    assert words.expected(view) == f"begins {words.wall(found['starts_at'])}"
+
+
 def test_the_machines_window_is_for_jobs_that_name_none_and_a_release_is_for_now(night: Night) -> None:
     machines, own = f"01:00-05:00 {BERLIN}", f"23:00-07:00 {BERLIN}"
     plain = night.submit(window=machines)

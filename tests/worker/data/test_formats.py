@@ -239,7 +239,8 @@ def test_unknown_columns_are_an_error_that_lists_them(tmp_path: Path) -> None:
         "  found: question, answer\n"
         "  known: text | messages | conversations | prompt, completion | instruction, (input,) output | segments | "
         "input_ids, (labels) | (prompt,) chosen, rejected | prompt, completion, label\n"
-        "  hint: name them in the entry, such as columns: {prompt: question, completion: answer}, or rename them"
+        "  hint: name them in the entry, such as type: instructions, columns: {instruction: question, output: answer}, "
+        "or rename them"
         "   [unknown-columns]"
     )
     assert caught.value.exit_code is Exit.USAGE
