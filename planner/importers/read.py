@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from planner.data.entry import DataEntry
 from planner.importers.axolotl import AXOLOTL, settle_evaluations
 from planner.importers.axolotl_data import DATA, TEXTS, settle_learned, settle_templates
 from planner.importers.axolotl_pairs import settle_pairs
@@ -99,6 +100,10 @@ def _read(reading: Reading, key: str, value: object, names: Mapping[str, str]) -
         reading.leave(key, "nobody knows it, and it asks for nothing")
     elif meaning is None:
         reading.unknown.append(key)
+        if reading.tool is OWN and key in DataEntry.model_fields:
+            text = f"unknown key; {key} belongs in an entry of dataset"
+            reading.mistakes.append(reading.source.mistake(key, "unknown-key", text))
+            return
         # Finding a similar key takes a millisecond, and only the first mistakes are reported.
         known = {*names, *ANY} if len(reading.mistakes) < MOST_MISTAKES else ()
         reading.mistakes.append(reading.source.unknown(key, known, SHORT.get(key)))

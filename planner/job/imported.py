@@ -53,7 +53,8 @@ def imported(text: str, folder: Path, name: str) -> str:
             continue
         file_key = file_keys.get(key)
         value = _plain(key, values[key], source.values.get(file_key) if file_key else None)
-        lines.append(_line(key, value, _comment(key, file_key or _read_from(key, source.values), tool)))
+        comments = (_comment(key, file_key or _read_from(key, source.values), tool), _unused(value))
+        lines.append(_line(key, value, "; ".join(filter(None, comments))))
     kept_notes = [note for note in notes if not note.startswith((_RENAMED, "the file reads as"))]
     lines += ["", *(f"# {note}" for note in kept_notes)] if kept_notes else []
     return "\n".join(lines) + "\n"
@@ -67,6 +68,13 @@ def _comment(key: str, file_key: str | None, tool: str) -> str:
     if file_key is None:
         return f"what {tool} does where nothing is said" if tool else "what follows from the other keys"
     return "" if file_key == key else f"{file_key} in the file"
+
+
+def _unused(value: object) -> str:
+    """A comment on the names '' in the value of `dataset` or `eval_dataset`; "" where there are none."""
+    entries = [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+    names = [name for entry in entries for key in ("columns", "message_keys") for name in entry.get(key, {}).values()]
+    return "'': not used" if "" in names else ""
 
 
 def _plain(key: str, value: Any, written: object) -> Any:

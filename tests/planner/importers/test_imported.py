@@ -52,6 +52,12 @@ long_rows: split  # what axolotl does where nothing is said
     )
 
 
+def test_a_name_that_says_that_a_column_is_not_used_is_explained(folder: Path) -> None:
+    text = "base_model: tiny\ndatasets:\n- path: text.jsonl\n  type: chat_template\nchat_template: chatml\n"
+    said = imported(f"{text}learning_rate: 1e-5\n", folder, "axolotl.yml")
+    assert "# datasets in the file; '': not used\ndataset:\n" in said and "    train: ''\n" in said
+
+
 def test_offmates_own_file_stays_what_it_is(folder: Path) -> None:
     text = "model: tiny\ndataset: text.jsonl\nmax_steps: 3\n"
     lines = imported(text, folder, "job.yaml").splitlines()

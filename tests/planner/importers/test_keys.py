@@ -132,6 +132,15 @@ def test_a_file_about_something_else_altogether_gets_one_line(folder: Path) -> N
         assert len(refused.value.numbers) == 1 and refused.value.code == "not-there"
 
 
+def test_a_key_of_an_entry_is_told_where_it_belongs(folder: Path) -> None:
+    with pytest.raises(UserError) as refused:
+        Job.parse("model: tiny\ndataset: text.jsonl\ntype: instructions\ncolumns: {output: answer}\n", folder)
+    assert refused.value.numbers == (
+        "line 3: type: unknown key; type belongs in an entry of dataset",
+        "line 4: columns: unknown key; columns belongs in an entry of dataset",
+    )
+
+
 @pytest.mark.parametrize(
     ("stage", "told"),
     [
