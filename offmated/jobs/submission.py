@@ -27,7 +27,7 @@ from planner.hub import NOT_REACHED
 from planner.job.base import content_of, freeze_base, left_for_later
 from planner.job.frozen import fingerprint, freeze, package_versions
 from planner.job.hub_names import taken_from_hub
-from planner.job.output_dir import Place, new_token
+from planner.job.output_dir import Place, new_token, run_in
 from planner.job.schema import Job
 from planner.keys.trackers import missing_package
 from planner.keys.window import Window
@@ -400,12 +400,33 @@ def check_output(job: Job, store: Store, run: RunFolder | None = None) -> str | 
     alone = _TRYING.acquire(timeout=TRY_S)
     try:
         place.try_out()
+    except UserError as error:
+        if error.code == "output-exists" and (number := _job_of(place.folder, store)) is not None:
+            more = f"the model there is job {number}'s, which offmate rerun {number} trains again, elsewhere"
+            raise UserError(
+                error.what,
+                code=error.code,
+                exit_code=error.exit_code,
+                numbers=error.numbers,
+                hint=f"{error.hint}; {more}",
+            ) from None
+        raise
     finally:
         if alone:
             _TRYING.release()
     output_dir = os.path.realpath(job.output_dir)
     store.check_free(output_dir)
     return output_dir
+
+
+def _job_of(folder: Path, store: Store) -> int | None:
+    """The number of the job whose model is in `folder`; None where it is not the model of a job that is known here."""
+    run = RunFolder(Path(run_in(folder) or "/"))
+    with suppress(UserError, OSError, ValueError):
+        row = store.job(int(run.path.name))
+        if row.run_dir == str(run.path) and Place(folder=folder, token=run.token()).published() is not None:
+            return row.id
+    return None
 
 
 def _make_room(folder: Path) -> tuple[str, ...]:

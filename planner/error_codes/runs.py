@@ -160,7 +160,7 @@ THEMES: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "output-exists": (
             "The output folder is not empty.",
-            "Give another `output_dir`, or move its files.",
+            "Give another `output_dir`, or move its files. `offmate rerun ID` trains a job again, into its run folder.",
         ),
         "output-unwritable": (
             "The output folder cannot be made or written.",

@@ -191,6 +191,12 @@ def delivered(job_says: str | None, run_folders_own: Path, token: str) -> Path |
     return next((place.folder for place in places if place.published() is not None), None)
 
 
+def run_in(folder: Path) -> str | None:
+    """Return the id of the run whose model is in `folder`, as the file `MARK` there says; None where there is none."""
+    mark = _mark(folder)
+    return None if mark is None else mark.run
+
+
 def new_token() -> str:
     """Return a random name of 32 hexadecimal digits, which is unique and cannot be guessed."""
     return secrets.token_hex(16)
@@ -198,6 +204,7 @@ def new_token() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Mark:
+    run: str
     token: str
     step: int
     files: tuple[str, ...]
@@ -208,7 +215,7 @@ def _mark(folder: Path) -> _Mark | None:
     try:
         mark = json.loads((folder / MARK).read_text("utf-8"))
         files = tuple(name for name in mark["files"] if isinstance(name, str) and _is_inside(name))
-        return _Mark(token=str(mark["token"]), step=int(mark["step"]), files=files)
+        return _Mark(run=str(mark["run"]), token=str(mark["token"]), step=int(mark["step"]), files=files)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

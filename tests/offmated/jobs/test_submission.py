@@ -21,6 +21,7 @@ from offmated.paths import Paths
 from planner.counted import Counted
 from planner.errors import Exit, UserError
 from planner.job.frozen import changed_packages
+from planner.job.output_dir import Place
 from planner.job.schema import Job
 from planner.machine.this_machine import ram_bytes
 from planner.out_of_memory import host_memory_not_registered
@@ -97,6 +98,23 @@ def test_the_same_once_more_says_that_data_of_the_hub_stay_at_their_commits(
         row, _ = submit(store, paths, text, paths.state.parent)
         _, notes = rerun(store, paths, row.id)
         assert f"the same as job {row.id}, on the data that are there now{more}" in notes
+
+
+def test_an_output_folder_with_a_jobs_model_names_the_command_that_trains_it_again(store: Store, paths: Paths) -> None:
+    home, text = paths.state.parent, f"{JOB}output_dir: out\n"
+    row, _ = submit(store, paths, text, home)
+    run = RunFolder(Path(row.run_dir))
+    store.stop(row.id, StopReason.CANCEL)
+    mine = Place(folder=home / "out", token=run.token())
+    mine.finish(mine.begin(), run=str(run.path), step=1)
+    with pytest.raises(UserError, match="is not empty") as refused:
+        submit(store, paths, text, home)
+    plain = "give another output_dir, or move what is there"
+    assert refused.value.hint == f"{plain}; the model there is job 1's, which offmate rerun 1 trains again, elsewhere"
+    (run.path / "token").write_text("of another run of that number")
+    with pytest.raises(UserError, match="is not empty") as refused:
+        submit(store, paths, text, home)
+    assert refused.value.hint == plain
 
 
 def test_the_versions_of_what_trains_are_kept_and_told_where_they_changed(store: Store, paths: Paths) -> None:

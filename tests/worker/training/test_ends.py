@@ -118,7 +118,7 @@ def test_beside_adapters_lies_where_they_stop_and_the_merged_model_stops_there(
     assert export([str(run.path), str(tmp_path / "merged")]) == 0
     card = (tmp_path / "merged" / "README.md").read_text("utf-8")
     assert "library_name: transformers\n" in card and " trained on talks.jsonl in 1 step" in card
-    assert "names `<|im_end|>`, `\"`: generation stops there." in card and "Adapters" not in card
+    assert 'names `<|im_end|>`, `"`: generation stops there.' in card and "Adapters" not in card
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     assert merged.generation_config.eos_token_id == [END, old] and merged.config.eos_token_id == old
     first = _first_token(plain, run.output)
