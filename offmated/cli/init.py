@@ -23,7 +23,7 @@ _STARTS = ("now", "night")
 @click.command()
 @click.argument("data", required=False)
 @click.option("--model", metavar="ID|PATH", help="The model: a folder, or its name on the Hugging Face hub.")
-@click.option("--hardware", metavar="CARD", help="The card to write the file for; default: this machine's.")
+@click.option("--hardware", metavar="CARD", help="The card to write the file for; default: this machine.")
 @click.option("--start", type=click.Choice(_STARTS), help="When the job may run; night: from 23:00 to 07:00.")
 @click.option(
     "--output",
@@ -56,12 +56,13 @@ def init(
     _check_output(output, force=force)
     asks = on_terminal()
     if not asks:
-        _check_given(data, model, None if hardware is None and new_job.card_here() is None else "given")
+        _check_given(data, model, None if hardware is None and new_job.here_called() is None else "given")
     path = _data(data if data is not None else _ask("Data, a file or a folder", _data))
     machine = _machine(hardware, asks=asks)
     if model is None:
         names = new_job.suggestions(machine.card)
-        say(f"A model for this card may be {', '.join(names[:-1])} or {names[-1]}.", err=True)
+        where = "this machine" if machine.card is None else "this card"
+        say(f"A model for {where} may be {', '.join(names[:-1])} or {names[-1]}.", err=True)
         model = _ask("Model, a folder or a name on the hub", new_job.model_named, default=names[0])
     named = new_job.model_named(model)
     if start is None:
@@ -135,9 +136,8 @@ def _machine(hardware: str | None, *, asks: bool) -> Machine:
     from offmated.cli import new_job
 
     if hardware is None and asks:
-        here = new_job.card_here()
         say("Cards are listed by: offmate plan --hardware list", err=True)
-        hardware = _ask("Graphics card", _card, default=here)
+        hardware = _ask("Graphics card", new_job.machine_with, default=new_job.here_called())
     return new_job.machine_with(hardware)
 
 
@@ -171,12 +171,6 @@ def _data(text: str) -> Path:
             hint="give the path of the data; for a dataset of the hub write the job file by hand",
         ) from error
     return path
-
-
-def _card(text: str) -> str:
-    from planner.machine.card_names import card_named
-
-    return card_named(text)
 
 
 def _start(text: str) -> None:

@@ -22,18 +22,19 @@ import yaml
 
 from offmated.cli import planner_process
 from planner.codec import from_json
-from planner.errors import Exit, UserError
+from planner.errors import Exit, UserError, check_linux
 from planner.hub import NOT_REACHED, OFFLINE, check_reached, is_downloaded
 from planner.job.at_hand import why_not_at_hand
 from planner.job.named_files import local_model
 from planner.job.schema import Job
-from planner.job.survey import Survey, survey
+from planner.job.survey import Survey, of_pair, survey
 from planner.keys.batch import DEFAULT_ROWS
 from planner.machine.card_names import card_named, find_card
 from planner.machine.cards import CARDS, HOSTS
 from planner.machine.presets import preset
 from planner.machine.this_machine import device_bytes, driver_card, ram_bytes
 from planner.reports.receipt import Receipt
+from planner.system import IS_LINUX
 from planner.units import counted, format_bytes, format_bytes_down, format_part, printable
 
 NIGHT = "23:00-07:00"
@@ -61,17 +62,42 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """The machine that a job file is written for. `card`: its short name; `ram`: the host's memory in bytes; `is_here`:
-    it is this machine."""
+    """The machine that a job file is written for. `card`: the card's short name; None for this machine where it has
+    none, or one that is not in the list of cards. `ram`: the host's memory in bytes; `is_here`: it is this machine;
+    `unlisted`: the name of a card that is not in the list."""
 
-    card: str
+    card: str | None
     ram: int
     is_here: bool
+    unlisted: str | None = None
+
+    @property
+    def is_cpu(self) -> bool:
+        """Whether jobs run on the CPU there."""
+        return self.card is None and self.unlisted is None
+
+    @property
+    def device(self) -> str:
+        """What jobs run on, in words: "a" card, or the CPU."""
+        if self.is_cpu:
+            return "this machine's CPU"
+        return f"a {self.unlisted if self.card is None else CARDS[self.card].name}"
 
     def __str__(self) -> str:
-        where = "this machine" if self.is_here else "a usual machine with it"
+        where = "" if self.is_cpu else ", this machine" if self.is_here else ", a usual machine with it"
         ram = format_bytes_down(self.ram).replace(".0 ", " ")
-        return f"a {CARDS[self.card].name} and {ram} of RAM, {where}"
+        return f"{self.device} and {ram} of RAM{where}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The planner's answer for one method. `why_not`: why the job does not fit, in words; "" if it fits. A plan that
+    fits has peaks, and the GPU memory that the job may use."""
+
+    why_not: str = ""
+    gpu_peak_bytes: int = 0
+    cpu_peak_bytes: int = 0
+    gpu_budget_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +112,12 @@ class Line:
 @dataclass(slots=True, kw_only=True)
 class NewJob:
     """A job file to be written: its `lines`, what was found out about the data, the `plans` that were made (method ->
-    receipt, or why there is none), and `said`, what the user should know beside it."""
+    the planner's answer, or why there is none), and `said`, what the user should know beside it."""
 
     machine: Machine
     data: Survey
     tokens: Mapping[str, Any] | None
-    plans: dict[str, Receipt | str]
+    plans: dict[str, Told | str]
     lines: list[Line] = field(default_factory=list)
     said: list[str] = field(default_factory=list)
 
@@ -108,14 +134,18 @@ class NewJob:
             method: {"why_not": told}
             if isinstance(told, str)
             else {
-                "fits": told.status != "infeasible",
+                "fits": not told.why_not,
                 "gpu_peak_bytes": told.gpu_peak_bytes,
                 "cpu_peak_bytes": told.cpu_peak_bytes,
             }
             for method, told in self.plans.items()
         }
         return {
-            "machine": {"card": self.machine.card, "ram_bytes": self.machine.ram, "is_here": self.machine.is_here},
+            "machine": {
+                "card": self.machine.card or self.machine.unlisted,
+                "ram_bytes": self.machine.ram,
+                "is_here": self.machine.is_here,
+            },
             "data": {
                 "kind": self.data.kind,
                 "records": self.data.records,
@@ -134,32 +164,51 @@ class NewJob:
 
 def card_here() -> str | None:
     """The short name of this machine's card; None if it has none, or one that is not in the list of cards."""
+    own = _own_card()
+    return None if own is None else find_card(own)
+
+
+def _own_card() -> str | None:
+    """The name of the card on which jobs run here, as its driver gives it; None if they run on the CPU."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return None
     try:
-        return find_card(driver_card().name)
+        return driver_card().name
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 
 
-def machine_with(card: str | None) -> Machine:
-    """The machine with the card called `card`; with None, or its own card's name, it is this machine. Raises UserError
-    for a name that no card has, and where this machine has no known card."""
-    here = card_here()
-    name = here if card is None else card_named(card)
+def here_called() -> str | None:
+    """What a question calls this machine; None where it runs no jobs, as on macOS and Windows."""
+    return _called(_own_card()) if IS_LINUX else None
+
+
+def _called(own: str | None) -> str:
+    return "this machine's CPU; no card was found" if own is None else f"this machine's {own}"
+
+
+def machine_with(name: str | None) -> Machine:
+    """The machine with the card called `name`. It is this machine with None, with its own card's name, with words such
+    as "this machine", and with "cpu" where it has no card. Raises UserError for a name that no card has, and for None
+    where this machine runs no jobs."""
     if name is None:
-        raise UserError(
-            "This machine has no card that is in the list of cards.",
-            code="usage",
-            exit_code=Exit.USAGE,
-            hint="name one: --hardware rtx3060; offmate plan --hardware list shows all",
-        )
-    if name == here:
-        return Machine(card=name, ram=ram_bytes(), is_here=True)
-    return Machine(card=name, ram=HOSTS[CARDS[name].host].memory_bytes, is_here=False)
+        check_linux()
+    own = _own_card()
+    listed = None if own is None else find_card(own)
+    words = ("this machine", "here", _called(own).lower(), *(("cpu",) if own is None else ()))
+    if IS_LINUX and (name is None or name.strip().lower() in words):
+        card, is_here = listed, True
+    else:
+        card = card_named(str(name))
+        is_here = card == listed
+    if is_here:
+        return Machine(card=card, ram=ram_bytes(), is_here=True, unlisted=own if card is None else None)
+    return Machine(card=card, ram=HOSTS[CARDS[str(card)].host].memory_bytes, is_here=False)
 
 
-def suggestions(card: str) -> tuple[str, ...]:
-    """The hub ids of some models for a card, the smallest first."""
-    gib = CARDS[card].memory_bytes / 2**30
+def suggestions(card: str | None) -> tuple[str, ...]:
+    """The hub ids of some models for a card, the smallest first. None: a CPU, or a card that is not in the list."""
+    gib = 0.0 if card is None else CARDS[card].memory_bytes / 2**30
     return next(names for below, names in _SUGGESTED if gib < below)
 
 
@@ -187,7 +236,7 @@ def new_job(model: str, data: Path, machine: Machine, *, night: bool, output: Pa
     data = Path(os.path.normpath(data.absolute()))
     found = survey(data)
     why_not = _why_not_read(model)
-    draft = {"model": model, "dataset": str(data)}
+    draft: dict[str, Any] = {"model": model, "dataset": _entry(str(data), found)}
     if found.preference is not None:
         draft["preference"] = found.preference
     if found.broken:
@@ -200,12 +249,11 @@ def new_job(model: str, data: Path, machine: Machine, *, night: bool, output: Pa
     length, why_length = _max_length(model, found, tokens)
     rows = tokens["rows"] if tokens is not None else found.records - found.broken
     if why_not is None:
-        asked = {key: draft[key] for key in ("model", "preference") if key in draft} | {"max_length": length}
-        _plan(job, asked, min(rows, DEFAULT_ROWS), tell)
+        _plan(job, {**draft, "max_length": length}, min(rows, DEFAULT_ROWS), tell)
     else:
         job.said.append(f"No plan was made: {why_not}")
         job.said.append("offmate plan tells whether it fits once the model is there; if not, give method: lora.")
-    _fill(job, model, data, length, why_length, rows, night=night, output=output)
+    _fill(job, draft, data, length, why_length, rows, night=night, output=output)
     return job
 
 
@@ -286,17 +334,23 @@ def _positions(model: str) -> int | None:
     return found if isinstance(found, int) and found > 1 else None
 
 
+def _entry(path: str, found: Survey) -> str | list[dict[str, Any]]:
+    """The value of `dataset` for data at `path`."""
+    return [{"path": path, **found.entry}] if found.entry else path
+
+
 def _plan(job: NewJob, asked: Mapping[str, Any], rows: int, tell: Tell) -> None:
     """Ask the planner for one method after another, until one fits. `asked`: keys of the job; `rows`: of a step. Raises
     UserError if none fits."""
     for method, keys in _METHODS.items():
-        tell(f"planning {_CALLED[method]} on a {CARDS[job.machine.card].name}")
+        tell(f"planning {_CALLED[method]} on {job.machine.device}")
         # The smallest micro-batches: if they do not fit, no others do.
         split = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": rows}
         job.plans[method] = told = _asked({**asked, **keys, **split}, job.machine)
-        if isinstance(told, Receipt) and told.status != "infeasible":
+        if isinstance(told, Told) and not told.why_not:
             return
-    lines = tuple(f"{_CALLED[method]}: {_why_not(told)}" for method, told in job.plans.items())
+    whys = ((method, told.why_not if isinstance(told, Told) else told) for method, told in job.plans.items())
+    lines = tuple(f"{_CALLED[method]}: {why}" for method, why in whys)
     if all(isinstance(told, str) for told in job.plans.values()):
         raise UserError(
             f"The planner can make no plan of {asked['model']}.",
@@ -306,7 +360,7 @@ def _plan(job: NewJob, asked: Mapping[str, Any], rows: int, tell: Tell) -> None:
             hint="offmate plan --model … --hardware … shows the whole error",
         )
     raise UserError(
-        f"No method fits on a {CARDS[job.machine.card].name}, with rows of {counted(asked['max_length'], 'token')}.",
+        f"No method fits on {job.machine.device}, with rows of {counted(asked['max_length'], 'token')}.",
         code="does-not-fit",
         exit_code=Exit.DOES_NOT_FIT,
         numbers=lines,
@@ -314,43 +368,76 @@ def _plan(job: NewJob, asked: Mapping[str, Any], rows: int, tell: Tell) -> None:
     )
 
 
-def _asked(keys: Mapping[str, Any], machine: Machine) -> Receipt | str:
-    """The planner's receipt for a job with these keys; or why it makes none, such as a base that this method cannot
-    train."""
+def _asked(keys: Mapping[str, Any], machine: Machine) -> Told | str:
+    """The planner's answer for a job with these keys; or why it makes none, such as a base that this method cannot
+    train. Without a card of the list it is the answer of `offmate plan FILE` for this machine."""
     said = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="offmate-") as scratch:
         file = Path(scratch) / "job.yaml"
         file.write_text(_dumped(keys), "utf-8")
-        options = {"compare": machine.card, "cpu_memory": f"{machine.ram}B"}
         try:
             with contextlib.redirect_stderr(said):
+                if machine.card is None:
+                    plan = planner_process.make_plan(file, {}, lambda _: None)["plan"]
+                    sizes = ("gpu_peak_bytes", "cpu_peak_bytes", "gpu_budget_bytes")
+                    return Told(**{size: plan[size] for size in sizes})
+                options = {"compare": machine.card, "cpu_memory": f"{machine.ram}B"}
                 _, answers = planner_process.ask_several(file, options, lambda _: None)
-        except click.exceptions.Exit:
-            return next(filter(str.strip, said.getvalue().splitlines()), "the planner gave no answer").strip()
-    return from_json(Receipt, answers[0])
+        except UserError as error:
+            return "; ".join((error.what.removesuffix("."), *error.numbers))
+        except click.exceptions.Exit as ended:
+            lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+            if ended.exit_code == Exit.DOES_NOT_FIT and len(lines) > 1:
+                return Told(why_not=f"does not fit ({lines[1]})")  # the sizes; the first says that nothing fits
+            return lines[0] if lines else "the planner gave no answer"
+    receipt = from_json(Receipt, answers[0])
+    return Told(
+        why_not=_why_not(receipt) if receipt.status == "infeasible" else "",
+        gpu_peak_bytes=receipt.gpu_peak_bytes,
+        cpu_peak_bytes=receipt.cpu_peak_bytes,
+        gpu_budget_bytes=receipt.gpu_budget_bytes,
+    )
 
 
-def _why_not(told: Receipt | str) -> str:
+def _why_not(receipt: Receipt) -> str:
     """Why a plan that does not fit does not, in words."""
-    if isinstance(told, str):
-        return told
-    needs, has = told.least_cpu_budget_bytes, told.cpu_budget_bytes
+    needs, has = receipt.least_cpu_budget_bytes, receipt.cpu_budget_bytes
     if needs is not None and needs > has:
         return f"needs {format_bytes(needs)} of host memory, and a job may use {format_bytes_down(has)}"
-    needs, has = told.least_gpu_budget_bytes, told.gpu_budget_bytes
+    needs, has = receipt.least_gpu_budget_bytes, receipt.gpu_budget_bytes
     if needs is None:
         return "does not fit with any amount of GPU memory"
     return f"needs {format_bytes(needs)} of GPU memory, and a job may use {format_bytes_down(has)}"
 
 
 def _fill(
-    job: NewJob, model: str, data: Path, length: int, why_length: str, rows: int, *, night: bool, output: Path
+    job: NewJob,
+    draft: Mapping[str, Any],
+    data: Path,
+    length: int,
+    why_length: str,
+    rows: int,
+    *,
+    night: bool,
+    output: Path,
 ) -> None:
     """Add the lines of the file to `job`."""
     found, folder, add = job.data, Path(os.path.normpath(output.absolute())).parent, job.lines.append
+    model: str = draft["model"]
+    if job.machine.is_cpu:
+        job.said.insert(0, "The job runs on the CPU: a counted part of the memory stands for the GPU's.")
     add(Line(key="model", value=_from(folder, model), why=""))
     many = f"{counted(found.records, 'record')}, read as {found.kind}"
-    add(Line(key="dataset", value=_from(folder, str(data)), why=many if found.whole else f"over {many}"))
+    dataset = _entry(_from(folder, str(data)), found)
+    add(Line(key="dataset", value=dataset, why=many if found.whole else f"over {many}"))
+    if found.entry:
+        question, answer = found.entry["columns"].values()
+        template = "under the chat template, or in the Alpaca prompt where the model has none"
+        job.said.append(f"The columns {question} and {answer} are read as instructions and outputs, {template}.")
+    if found.as_they_are:
+        entry = {"path": _from(folder, str(data)), **of_pair("prompt", "completion")}
+        instead = f"to use the model's, write dataset: {_flow([entry])}"
+        job.said.append(f"Prompts and completions are joined as they are, without a chat template; {instead}")
     if found.broken:
         first = f"{counted(found.broken, 'broken record')} left out; {found.lines[0]}"
         add(Line(key="broken_rows", value="skip", why=f"{first}; without this key the job is refused"))
@@ -360,13 +447,18 @@ def _fill(
     if found.preference is not None:
         why = "the data are pairs of a chosen and a rejected answer"
         add(Line(key="preference", value=found.preference, why=why))
-    _method_lines(job)
+    method = _method_lines(job)
+    job.lines += method
     add(Line(key="max_length", value=length, why=why_length))
     batch = min(rows, DEFAULT_ROWS)
     unit = "pair" if found.preference else "row"
     add(Line(key="train_batch_size", value=batch, why=f"{unit}s of a step; the planner splits them"))
+    # As a question: the weights need not be here.
+    defaults = Job.question(_dumped({**draft, **{line.key: line.value for line in method}}), Path("/"), name="The job")
+    add(Line(key="learning_rate", value=defaults.learning_rate, why="the default; the highest of the schedule"))
+    add(Line(key="num_train_epochs", value=defaults.num_train_epochs, why="the default; passes over the data"))
     if (budget := _gpu_budget(job)) is not None:
-        why = f"what a job may use of a {CARDS[job.machine.card].name}, which is not this machine's card"
+        why = f"what a job may use of {job.machine.device}, which is not this machine's card"
         add(Line(key="gpu_budget", value=budget, why=why))
     held_out = _HELD_OUT if rows >= _ENOUGH else 0.0
     if held_out:
@@ -382,27 +474,29 @@ def _fill(
     )
 
 
-def _method_lines(job: NewJob) -> None:
-    """Add the lines of the method that fits, if anything was planned."""
+def _method_lines(job: NewJob) -> list[Line]:
+    """The lines of the method that fits, if anything was planned. Says of the methods before it why they do not."""
     if not job.plans:
-        return
+        return []
     *others, (method, told) = job.plans.items()
-    assert isinstance(told, Receipt)
+    assert isinstance(told, Told)
     unit = "pair" if job.data.preference else "row"
-    room = f"{format_part(told.gpu_peak_bytes, told.gpu_budget_bytes)} of GPU memory"
-    why = [f"{_CALLED[other]} {_why_not(receipt)}" for other, receipt in others if isinstance(receipt, Receipt)]
+    memory = "the memory that stands for the GPU's" if job.machine.is_cpu else "GPU memory"
+    room = f"{format_part(told.gpu_peak_bytes, told.gpu_budget_bytes)} of {memory}"
+    why = [f"{_CALLED[other]} {its.why_not}" for other, its in others if isinstance(its, Told)]
     why += [f"{_CALLED[other]} was refused: {said}" for other, said in others if isinstance(said, str)]
     job.said += [f"{line}." for line in why]
-    keys = {"method": "full"} | _METHODS[method]
-    for key, value in keys.items():
+    lines = []
+    for key, value in ({"method": "full"} | _METHODS[method]).items():
         because = f"it fits: {room} in micro-batches of one {unit}" if key == "method" else "the base in 4 bits"
-        job.lines.append(Line(key=key, value=value, why=because))
+        lines.append(Line(key=key, value=value, why=because))
+    return lines
 
 
 def _gpu_budget(job: NewJob) -> str | None:
     """The value of `gpu_budget` where the file is for another card than this machine's: what a job may use of that
     card. None where this machine has less, as it would refuse such a budget."""
-    if job.machine.is_here:
+    if job.machine.is_here or job.machine.card is None:
         return None
     usable, here = preset(job.machine.card, bf16=True).gpu_bytes, device_bytes()
     return f"{usable // 2**20}MiB" if here is not None and usable <= here else None
@@ -429,9 +523,15 @@ def _dumped(keys: Mapping[str, Any]) -> str:
     return yaml.safe_dump(dict(keys), sort_keys=False, allow_unicode=True)
 
 
+def _flow(value: list[Any]) -> str:
+    """The value as YAML in one line."""
+    options: dict[str, Any] = {"default_flow_style": True, "sort_keys": False, "allow_unicode": True}
+    written: str = yaml.safe_dump(value, width=math.inf, **options)
+    return written.strip()
+
+
 def _written(line: Line) -> str:
-    value = yaml.safe_dump([line.value], default_flow_style=True, width=math.inf, allow_unicode=True).strip()[1:-1]
-    text = f"{line.key}: {value}"
+    text = f"{line.key}: {_flow([line.value])[1:-1]}"
     if not line.why:
         return text
     comment = " ".join(printable(line.why).split())

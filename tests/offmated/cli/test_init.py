@@ -22,6 +22,7 @@ from planner.job.survey import survey
 from planner.machine.cards import CARDS
 from planner.machine.presets import preset
 from planner.machine.this_machine import device_bytes
+from tests.offmated.cli import test_other_systems as other_systems
 from tests.offmated.cli.test_other_systems import child
 from tests.support.texts import CHATML, byte_tokenizer, tiny_llama_folder, write_jsonl
 from worker.check.preview import answer as previewed
@@ -74,7 +75,7 @@ def test_texts_get_full_fine_tuning_and_the_length_of_their_longest_row(folder: 
     assert job.output_dir == str(folder / "model-data")
     lines = Path("job.yaml").read_text().splitlines()
     assert lines[-1] == "# `offmate keys` lists all keys"
-    assert len([line for line in lines if not line.startswith("#")]) <= 11
+    assert len([line for line in lines if not line.startswith("#")]) <= 13
     assert all(len(line) <= 120 for line in lines)
 
 
@@ -100,6 +101,67 @@ def test_a_table_of_instructions_is_read(folder: Path) -> None:
         table.writerows([("instruction", "input", "output"), ("Add", "2, 2", "4"), ("Say\nhello", "", "hello")])
     _, told = written("alpaca.csv")
     assert (told["data"]["kind"], told["data"]["records"]) == ("alpaca", 2)
+
+
+def table(path: Path, *rows: tuple[str, ...]) -> Path:
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return path
+
+
+def test_questions_with_answers_are_read_as_instructions_under_the_models_template(folder: Path) -> None:
+    table(folder / "faq.csv", ("question", "answer", "source"), ("When?", "Now.", "a"), ("Where is it?", "Here.", "b"))
+    job, told = written("faq.csv")
+    (entry,) = job.data
+    assert (entry.path, entry.type) == (str(folder / "faq.csv"), "instructions")
+    assert entry.columns == {"instruction": "question", "output": "answer"}
+    assert told["data"] | {"longest_bytes": len("Where is it?Here."), "records": 2, "broken": 0} == told["data"]
+    assert told["data"]["longest_tokens"] > told["data"]["longest_bytes"]  # with the template's turns
+    assert "# The columns question and answer are read as instructions" in Path("job.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    "names", [("query", "response"), ("input", "output"), ("prompt", "response"), ("user", "assistant")]
+)
+def test_other_names_of_questions_and_answers_are_known(folder: Path, names: tuple[str, str]) -> None:
+    path = write_jsonl(folder / "data.jsonl", [{names[0]: "abc", names[1]: "de", "note": "f"}])
+    found = survey(path)
+    assert (found.kind, found.longest) == ("alpaca", 5)
+    assert found.entry == {"type": "instructions", "columns": {"instruction": names[0], "output": names[1]}}
+
+
+@pytest.mark.parametrize("names", [("Frage", "Antwort"), ("Question", "Answer"), ("question", "answer", "response")])
+def test_columns_of_which_none_are_sure_to_be_meant_are_refused_with_an_entry_to_copy(
+    folder: Path, names: tuple[str, ...]
+) -> None:
+    table(folder / "faq.csv", names, names)
+    done = run("faq.csv", "--model", "some/model", *CARD)
+    assert done.exit_code == Exit.USAGE and "[unknown-columns]" in done.stderr
+    line = done.stderr.partition("such as ")[2].partition("   [")[0]
+    (entry,) = Job.parse(f"model: some/model\n{line}\n", folder).data
+    assert (entry.path, entry.type) == (str(folder / "faq.csv"), "instructions")
+    assert entry.columns == {"instruction": names[0], "output": names[1]}
+
+
+def test_a_file_for_prompts_and_completions_says_that_they_get_no_template(folder: Path) -> None:
+    write_jsonl(folder / "data.jsonl", [{"prompt": "2+2=", "completion": "4"}])
+    assert run("data.jsonl", "--model", "some/model", *CARD).exit_code == 0
+    said = " ".join(Path("job.yaml").read_text().replace("\n#", "").split())
+    assert "joined as they are, without a chat template" in said
+    instead = "dataset: [{path: data.jsonl, type: instructions, columns: {instruction: prompt, output: completion}}]"
+    assert instead in said
+    talk = {"prompt": [{"role": "user", "content": "2+2?"}], "completion": [{"role": "assistant", "content": "4"}]}
+    assert not survey(write_jsonl(folder / "talks.jsonl", [talk])).as_they_are
+
+
+def test_the_two_keys_that_are_changed_first_are_written_with_their_defaults(folder: Path) -> None:
+    texts(folder / "data.jsonl")
+    assert run("data.jsonl", "--model", "some/model", *CARD).exit_code == 0
+    lines = Path("job.yaml").read_text().splitlines()
+    default = Job.parse("model: some/model\ndataset: data.jsonl\n", folder)
+    for key in ("learning_rate", "num_train_epochs"):
+        (line,) = (line for line in lines if line.startswith(f"{key}: "))
+        assert float(line.split()[1]) == getattr(default, key) and " # the default; " in line
 
 
 def test_broken_records_are_left_out_and_the_file_says_which(folder: Path) -> None:
@@ -179,6 +241,57 @@ def test_a_model_that_is_not_here_gets_a_file_without_a_method_that_says_so(fold
     assert "a guess" in text
 
 
+# ---- a machine without a card
+
+
+def test_without_a_card_the_file_is_for_this_machines_cpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    texts(folder / "data.jsonl")
+    done = run("data.jsonl", "--model", "model", "--json")
+    assert done.exit_code == 0, done.stderr
+    told, job = json.loads(done.stdout), Job.load(Path("job.yaml"))
+    assert told["machine"] | {"card": None, "is_here": True} == told["machine"]
+    assert told["plans"]["full"]["fits"] and 0 < told["plans"]["full"]["gpu_peak_bytes"] < 2**30
+    assert (job.method, job.gpu_budget) == ("full", None)
+    assert "# The job runs on the CPU: " in Path("job.yaml").read_text()
+    assert told["commands"][1] == "offmate plan job.yaml"
+
+
+def test_a_model_that_is_too_large_for_this_machines_cpu_is_refused_with_the_plans_reason(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    texts(folder / "data.jsonl")
+    large_model(folder / "thirty", times=2)
+    done = run("data.jsonl", "--model", "thirty")
+    assert done.exit_code == Exit.DOES_NOT_FIT, done.stderr
+    assert "No method fits on this machine's CPU" in done.stderr
+    assert "full fine-tuning: does not fit (budget " in done.stderr
+    assert "LoRA: job.yaml has one mistake; line " in done.stderr  # there are no weights
+
+
+@pytest.mark.parametrize("answer", ["", "cpu", "CPU", "this machine"])
+def test_the_question_for_the_card_has_this_machine_as_its_default(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(importlib.import_module("offmated.cli.init"), "on_terminal", lambda: True)
+    texts(folder / "data.jsonl")
+    done = run("data.jsonl", "--model", "some/model", "--start", "now", answers=f"{answer}\n")
+    assert done.exit_code == 0, done.stderr
+    assert "Graphics card [this machine's CPU; no card was found]: " in done.stderr
+    assert "# Made by offmate init for this machine's CPU and " in Path("job.yaml").read_text()
+
+
+@pytest.mark.parametrize("system", other_systems.SYSTEMS)
+def test_a_system_that_runs_no_jobs_needs_a_card(folder: Path, system: str) -> None:
+    texts(folder / "data.jsonl")
+    done = other_systems.run(system, folder, "init", "data.jsonl", "--model", "some/model")
+    assert (done.returncode, done.stdout) == (Exit.USAGE, "")
+    first, hint = done.stderr.splitlines()
+    assert first == "--hardware must be given, as there is no terminal to ask at." and hint.endswith("[usage]")
+
+
 # ---- questions
 
 
@@ -203,8 +316,7 @@ def test_without_a_terminal_what_is_missing_is_named(folder: Path) -> None:
         Exit.USAGE,
         "--model must be given, as there is no terminal to ask at.",
     )
-    said = run().stderr
-    assert said.startswith("DATA, --model must" if card_here() else "DATA, --model, --hardware must")
+    assert run().stderr.startswith("DATA, --model must be given")
     assert not Path("job.yaml").exists()
 
 
@@ -236,6 +348,15 @@ def test_data_without_anything_to_learn_are_refused_and_nothing_is_written(
     done = run("data.jsonl", "--model", "some/model", *CARD)
     assert done.exit_code == Exit.USAGE and f"[{code}]" in done.stderr
     assert not Path("job.yaml").exists()
+
+
+def test_a_folder_of_several_types_is_refused_with_what_can_be_done(folder: Path) -> None:
+    (folder / "mixed").mkdir()
+    texts(folder / "mixed" / "a.json")
+    (folder / "mixed" / "b.txt").write_text("text")
+    done = run("mixed", "--model", "some/model", *CARD)
+    assert done.exit_code == Exit.USAGE and "[dataset-unreadable]" in done.stderr
+    assert "give one file, or write the list of files into the job file by hand" in done.stderr
 
 
 def test_what_submission_refuses_is_refused_in_its_words(folder: Path) -> None:
@@ -346,7 +467,7 @@ def test_names_with_signs_of_yaml_and_folders_apart_are_read_back(folder: Path) 
 
 
 def test_every_card_has_models_to_suggest() -> None:
-    assert all(len(suggestions(card)) == 3 for card in CARDS)
+    assert all(len(suggestions(card)) == 3 for card in (*CARDS, None))
 
 
 def test_a_column_that_is_not_read_is_told(folder: Path) -> None:
