@@ -43,7 +43,7 @@ NAMES: dict[str, Callable[[str], bool]] = {
                 *("O_DIRECT", "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_SYNC", "WNOHANG", "environb"),
                 *("memfd_create", "eventfd", "pidfd_open", "copy_file_range", "splice", "getxattr", "lockf"),
             }
-            or name.startswith(("sched_", "posix_", "POSIX_", "WIF", "W_", "RTLD_"))
+            or name.startswith(("sched_", "posix_", "POSIX_", "WIF", "RTLD_"))
         ),
         "signal": lambda name: (
             (name.startswith("SIG") and name not in SIGNALS)
