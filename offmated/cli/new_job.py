@@ -55,7 +55,7 @@ _ROUND = 64  # tokens: `max_length` is a multiple of this
 _ANY_LENGTH = 10**6  # tokens: while lengths are counted nothing is cut
 _BYTES = 3  # of a token: in English text it has about four bytes, in Chinese text three, as one character has
 _HELD_OUT, _ENOUGH = 0.05, 200  # the share of rows to evaluate on, where there are so many
-_COMMENTS_AT, _WIDTH = 40, 110  # the column where comments begin behind keys; a longer line has its comment above
+_COMMENTS_AT, _WIDTH = 40, 118  # the column where comments begin behind keys; a longer line has its comment above
 
 Tell = Callable[[str], None]
 
@@ -78,7 +78,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """What jobs run on, in words: "a" card, or the CPU."""
+        """What jobs run on, in words: a card by its name, or the CPU."""
         if self.is_cpu:
             return "this machine's CPU"
         return f"a {self.unlisted if self.card is None else CARDS[self.card].name}"
