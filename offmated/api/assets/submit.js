@@ -84,6 +84,7 @@ async function take(files) {
   find("#hand").hidden = false;
   find("#hand").classList.remove("taken");
   find("#hand h2").textContent = printable(files[0].name);
+  say("Reading the file …"); // in place of what was said of the file before
   find("#submit").disabled = true;
   file = null;
   let read = null, trouble = "";

@@ -69,7 +69,8 @@ def waiting(shared: House, page: Browser) -> list[int]:
     made = [shared.submit(name) for name in ("first", "second", "third")]
     for number in made:
         shared.wait_for(number, "waiting")
-    page.page.wait_for_selector(f"[data-at=up-{made[-1]}]")
+    # The page lists a job that is being planned in front of others: what it shows is to be no older than this.
+    page.page.wait_for_selector(f"#queue tbody tr:last-child:has([data-at=up-{made[-1]}]):has-text('waiting')")
     return made
 
 
