@@ -50,6 +50,7 @@ MACHINES = {"rtx3060": "RTX 3060, 12 GB", "rtx4090": "RTX 4090, 24 GB", "rtx5090
 RAM_GIB = (64, 128)
 LEAST_ON = "rtx4090"  # the card of the plans with the least GPU memory
 LEAST_SIZES, LEAST_METHODS = ("8B", "14B", "32B", "70B"), ("full", "LoRA", "QLoRA")
+README_SIZES = ("8B", "32B", "70B")  # three are enough to see how the figures grow
 SOURCES = {
     "unsloth": "https://unsloth.ai/docs/get-started/fine-tuning-for-beginners/unsloth-requirements",
     "LLaMA-Factory": "https://github.com/hiyouga/LLaMA-Factory#hardware-requirement",
@@ -212,7 +213,7 @@ def readme(answers: Mapping[str, Answer]) -> str:
     tools = [f"[{tool}]({page})" for tool, page in SOURCES.items()]
     rows = [["GB of GPU memory", "offmate, planned least (RAM, tokens/s)", *tools]]
     for method in LEAST_METHODS:
-        for size in LEAST_SIZES:
+        for size in README_SIZES:
             if (answer := answers.get(f"{size} least {method}")) is None:
                 continue
             ours = f"{rounded(answer.gpu_bytes / 1e9)} ({answer.ram_gib:,} GiB, {rounded(answer.tokens_per_s)})"
