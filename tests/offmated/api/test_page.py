@@ -28,7 +28,7 @@ def shared() -> Iterator[House]:
         built.wait_for(built.submit("evaluated", steps=12), "done")
         built.wait_for(built.submit("wrong"), "failed")
         built.wait_until_held(built.submit("held", steps=60))
-        built.submit("<b>bold</b> & last")
+        built.wait_for(built.submit("<b>bold</b> & last"), "waiting")
         built.client.submit(
             f"{JOB}max_steps: 30\n",
             str(built.home),
@@ -146,7 +146,8 @@ def test_a_job_is_paused_and_resumed(page: Browser, shared: House) -> None:
     page.page.click("#ask .yes")
     page.page.wait_for_selector("#resume:not([hidden])")
     page.page.wait_for_selector("#state >> text=paused: offmate resume 4")
-    assert rows(page, "#queue")[1] == "2 | 4 · <b>bold</b> & last | paused | offmate resume 4"
+    paused = "2 | 4 · <b>bold</b> & last | paused | offmate resume 4"
+    until(lambda: rows(page, "#queue")[1] == paused, "the queue, asked before the job was paused, is drawn again")
     page.page.click("#resume")
     page.page.click("#ask .yes")
     page.page.wait_for_selector("#pause:not([hidden])")
