@@ -50,7 +50,7 @@ MACHINES = {"rtx3060": "RTX 3060, 12 GB", "rtx4090": "RTX 4090, 24 GB", "rtx5090
 RAM_GIB = (64, 128)
 LEAST_ON = "rtx4090"  # the card of the plans with the least GPU memory
 LEAST_SIZES, LEAST_METHODS = ("8B", "14B", "32B", "70B"), ("full", "LoRA", "QLoRA")
-README_SIZES = ("8B", "32B", "70B")  # three are enough to see how the figures grow
+README_SIZES = ("8B", "70B")  # two are enough to see how the figures grow
 SOURCES = {
     "unsloth": "https://unsloth.ai/docs/get-started/fine-tuning-for-beginners/unsloth-requirements",
     "LLaMA-Factory": "https://github.com/hiyouga/LLaMA-Factory#hardware-requirement",
@@ -66,15 +66,12 @@ PUBLISHED = {
 calls its figures estimated (full: from `pure_bf16` to `bf16`), unsloth the absolute minimum."""
 SAME = {"7B": "8B", "30B": "32B"}  # sizes that stand in the row of another
 BESIDE = """\
-Printed by `python -m benchmarks.what_fits --print readme`. *Other tools:* GPU memory that their own pages named when
-they were read (LLaMA-Factory's of March 2025, estimated, in full from pure bf16 to mixed precision; axolotl's of August
-2025; unsloth's of 2026, its absolute minimum); –: not found there. *offmate:* plans for one row of 2,048 tokens on an
-RTX 4090 with the least GPU memory, not measured on a card, without the 0.4 GB that CUDA takes. The rest is in RAM, and
-a step takes longer than with more GPU memory.
-
-DeepSpeed and MegaTrain, too, keep weights and states outside the GPU. By their authors
-[ZeRO-3 Offload](https://www.deepspeed.ai/news/2021/03/07/zero3-offload.html) trains over 40B in full on a V100 of
-32 GB, and [MegaTrain](https://arxiv.org/abs/2604.05091) up to 120B on an H200, both with 1.5 TB of RAM."""
+By `python -m benchmarks.what_fits --print readme`. *Other tools:* GPU memory that their own pages name (LLaMA-Factory's
+of March 2025, estimated; axolotl's of August 2025; unsloth's of 2026, its minimum); –: not found there. *offmate:* plans
+with the least GPU memory for rows of 2,048 tokens on an RTX 4090, not measured on a card, without the 0.4 GB that CUDA
+takes; more GPU memory makes steps faster ([all sizes](docs/how-to/what-fits.md)). DeepSpeed and MegaTrain name other
+sizes: [over 40B in full on 32 GB](https://www.deepspeed.ai/news/2021/03/07/zero3-offload.html) and
+[up to 120B on an H200](https://arxiv.org/abs/2604.05091), both with 1.5 TB of RAM."""
 FEATURES = (
     ("", "offmate", "unsloth", "axolotl", "LLaMA-Factory", "DeepSpeed", "MegaTrain"),
     ("full fine-tuning, states in RAM", "yes", "–", "by DeepSpeed, FSDP", "by DeepSpeed", "yes", "yes"),
