@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from planner.codec import to_json
+from planner.job.planned import NOT_PLANNED
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.machine_rates import estimate_hardware
@@ -63,11 +64,11 @@ _PLANS: dict[str, tuple[Plan, Chain]] = {}
 
 
 def plan_of(job: Job) -> tuple[Plan, Chain]:
-    """A plan near the least budget, where whatever may travel does. Jobs that differ in no more than where their files
-    are and how many steps they have share it: a trace takes long."""
-    others = {"model": "", "tokenizer": "", "dataset": (), "output_dir": None, "max_steps": None}
+    """A plan near the least budget, where whatever may travel does. Jobs share it that differ in no key on which plans
+    depend, nor in the content of their files: a trace takes long."""
     files = Path(job.model) / "config.json", *(Path(entry.path) for entry in job.data)
-    key = "\n".join([job.model_copy(update=others).resolved_yaml(), *(file.read_text("utf-8") for file in files)])
+    asked = job.model_dump_json(exclude={*NOT_PLANNED, "model"})
+    key = "\n".join([asked, *(file.read_text("utf-8") for file in files)])
     if key not in _PLANS:
         _PLANS[key] = _new_plan_of(job)
     return _PLANS[key]

@@ -1,4 +1,5 @@
-"""Changes of projectors in a run: the bits of plain PyTorch, stops, kills, what is kept on disk, memory."""
+"""Changes of projectors in a run: the bits of plain PyTorch, stops, kills, what is kept on disk, memory. Some tests
+take seconds: a model is traced for its plan, and again for its engine."""
 
 from __future__ import annotations
 
@@ -71,6 +72,13 @@ def changes(run: RunFolder) -> list[int]:
     return [event["step"] for event in read_metrics(run.metrics) if event["event"] == "projectors"]
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run of `lsp_job` as it is; how often a job saves changes nothing that it learns."""
+    path = tmp_path_factory.mktemp("undisturbed")
+    return finished_run(lsp_job(path), path / "run")
+
+
 CASES = [
     {},
     {"bf16": True, "max_grad_norm": 0, "gradient_accumulation_steps": 3},
@@ -107,9 +115,8 @@ def test_projectors_stay_where_they_keep_enough(tmp_path):
     assert second["bias_before"] == second["bias_after"] != first["bias_before"]
 
 
-def test_the_model_is_whole_and_has_the_cores_in_its_weights(tmp_path):
-    job = lsp_job(tmp_path)
-    run = finished_run(job, tmp_path / "run")
+def test_the_model_is_whole_and_has_the_cores_in_its_weights(undisturbed):
+    run, job = undisturbed, Job.from_resolved(undisturbed.resolved)
     base = load_file(Path(job.model) / "model.safetensors")
     weights = trained(run)
     assert weights.keys() == base.keys()
@@ -122,22 +129,18 @@ def test_the_model_is_whole_and_has_the_cores_in_its_weights(tmp_path):
     assert float(model(**batch).loss) < last + 0.5
 
 
-def test_stops_before_at_and_after_changes_change_no_bit(tmp_path):
-    job = lsp_job(tmp_path, trainable=["model.norm"])
-    whole = trained(finished_run(job, tmp_path / "whole"))
-    run = begun_run(job, tmp_path / "stopped")
+def test_stops_before_at_and_after_changes_change_no_bit(tmp_path, undisturbed):
+    run = begun_run(lsp_job(tmp_path), tmp_path / "stopped")
     for stop in (1, 3, 4):
         assert not run_job(run, StopAt(run, stop))
     assert run_job(run, StopRequest())
-    assert equal(trained(run), whole)
+    assert equal(trained(run), trained(undisturbed))
     assert changes(run) == [0, 3]
 
 
 @pytest.mark.parametrize("layers", [0, 30], ids=["first-change", "second-change"])
-def test_a_kill_within_a_change_loses_nothing(tmp_path, monkeypatch, layers):
-    job = lsp_job(tmp_path, save_steps=2)
-    whole = trained(finished_run(job, tmp_path / "whole"))
-    run = begun_run(job, tmp_path / "killed")
+def test_a_kill_within_a_change_loses_nothing(tmp_path, monkeypatch, undisturbed, layers):
+    run = begun_run(lsp_job(tmp_path, save_steps=2), tmp_path / "killed")
     made = change.new_projectors
     count = 0
 
@@ -153,13 +156,11 @@ def test_a_kill_within_a_change_loses_nothing(tmp_path, monkeypatch, layers):
         run_job(run, StopRequest())
     monkeypatch.setattr(change, "new_projectors", made)
     assert run_job(run, StopRequest())
-    assert equal(trained(run), whole)
+    assert equal(trained(run), trained(undisturbed))
 
 
-def test_changed_weights_are_written_once_and_stay_with_the_checkpoints_that_build_on_them(tmp_path):
-    job = lsp_job(tmp_path, save_steps=1, save_total_limit=2, max_steps=7)
-    run = begun_run(job, tmp_path / "run")
-    whole = trained(finished_run(job, tmp_path / "whole"))
+def test_changed_weights_are_written_once_and_stay_with_the_checkpoints_that_build_on_them(tmp_path, undisturbed):
+    run = begun_run(lsp_job(tmp_path, save_steps=1, save_total_limit=2), tmp_path / "run")
     files = {}
     for stop in (2, 3, 4, 5):
         assert not run_job(run, StopAt(run, stop))
@@ -168,10 +169,10 @@ def test_changed_weights_are_written_once_and_stay_with_the_checkpoints_that_bui
         assert file.stat().st_nlink == {2: 2, 3: 2, 4: 1, 5: 2}[stop]
     assert files[2] == files[3] != files[4] == files[5]
     assert run_job(run, StopRequest())
-    assert equal(trained(run), whole)
+    assert equal(trained(run), trained(undisturbed))
 
 
-def test_without_hard_links_each_checkpoint_has_a_copy(tmp_path, monkeypatch):
+def test_without_hard_links_each_checkpoint_has_a_copy(tmp_path, monkeypatch, undisturbed):
     link = os.link
 
     def refuse(source, target):
@@ -179,14 +180,12 @@ def test_without_hard_links_each_checkpoint_has_a_copy(tmp_path, monkeypatch):
             raise OSError("no hard links here")
         link(source, target)
 
-    job = lsp_job(tmp_path, save_steps=1)
-    whole = trained(finished_run(job, tmp_path / "whole"))
     monkeypatch.setattr("os.link", refuse)
-    run = begun_run(job, tmp_path / "run")
+    run = begun_run(lsp_job(tmp_path, save_steps=1), tmp_path / "run")
     assert not run_job(run, StopAt(run, 2))
     assert [file.stat().st_nlink for file in run.checkpoints.glob("*/frozen-*")] == [1, 1]
     assert run_job(run, StopRequest())
-    assert equal(trained(run), whole)
+    assert equal(trained(run), trained(undisturbed))
 
 
 def test_a_checkpoint_whose_frozen_weights_are_damaged_is_not_used(tmp_path):
