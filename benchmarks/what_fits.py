@@ -68,9 +68,9 @@ SAME = {"7B": "8B", "30B": "32B"}  # sizes that stand in the row of another
 BESIDE = """\
 By `python -m benchmarks.what_fits --print readme`. *Other tools:* GPU memory that their own pages name
 (LLaMA-Factory's of March 2025, estimated; axolotl's of August 2025; unsloth's of 2026, its minimum); –: not found
-there. *offmate:* plans with the least GPU memory for rows of 2,048 tokens on an RTX 4090, not measured on a card,
-without the 0.4 GB that CUDA takes. More GPU memory makes steps faster, and less RAM is enough with a drive
-([all sizes](docs/how-to/what-fits.md)). DeepSpeed and MegaTrain name other sizes:
+there. *offmate:* plans with the least GPU memory for steps of one row of 2,048 tokens on an RTX 4090, not measured on a
+card, without the 0.4 GB that CUDA takes. More GPU memory makes steps faster, and less RAM is enough with a drive
+([plans for usual cards](docs/how-to/what-fits.md)). DeepSpeed and MegaTrain have no such table, but say that they train
 [over 40B in full on 32 GB](https://www.deepspeed.ai/news/2021/03/07/zero3-offload.html) and
 [up to 120B on an H200](https://arxiv.org/abs/2604.05091), both with 1.5 TB of RAM."""
 FEATURES = (

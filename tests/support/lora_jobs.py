@@ -64,10 +64,10 @@ _PLANS: dict[str, tuple[Plan, Chain]] = {}
 
 
 def plan_of(job: Job) -> tuple[Plan, Chain]:
-    """A plan near the least budget, where whatever may travel does. Jobs share it that differ in no key on which plans
-    depend, nor in the content of their files: a trace takes long."""
+    """A plan near the least budget, where whatever may travel does. Jobs with the same files share it if they differ
+    only in keys on which plans do not depend: a trace takes long."""
     files = Path(job.model) / "config.json", *(Path(entry.path) for entry in job.data)
-    asked = job.model_dump_json(exclude={*NOT_PLANNED, "model"})
+    asked = job.model_dump_json(exclude={*NOT_PLANNED, "model"} - {"packing", "add_tokens"})
     key = "\n".join([asked, *(file.read_text("utf-8") for file in files)])
     if key not in _PLANS:
         _PLANS[key] = _new_plan_of(job)

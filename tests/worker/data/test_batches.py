@@ -129,6 +129,14 @@ def test_padding_is_on_the_right_and_never_learned(tmp_path: Path) -> None:
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
 
 
+def test_an_attention_mask_has_a_one_for_each_token_and_a_zero_for_padding(tmp_path: Path) -> None:
+    data = write_jsonl(tmp_path / "data.jsonl", [{"text": "abc"}, {"text": "a longer one"}])
+    job = make_job(tiny_llama_folder(tmp_path / "model"), data, max_length=64, per_device_train_batch_size=2)
+    (batch,) = Batches(job, byte_tokenizer(), masked=True).step(0)
+    tokens = [len(byte_tokenizer()(text)["input_ids"]) + 1 for text in ("a longer one", "abc")]
+    assert batch["attention_mask"].tolist() == [[1] * count + [0] * (16 - count) for count in tokens]
+
+
 def test_lengths_are_few_and_a_third_of_one_at_most_is_padding() -> None:
     assert (buckets(64), buckets(10), buckets(2)) == ((16, 24, 32, 48, 64), (3, 4, 5, 8, 10), (1, 2))
     assert buckets(512) == (64, 96, 128, 192, 256, 384, 512)

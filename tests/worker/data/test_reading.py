@@ -181,6 +181,12 @@ def test_a_byte_order_mark_is_no_text_and_line_ends_are_as_they_are(tmp_path: Pa
     assert records_of(tmp_path / "a.csv") == [{"text": "one\r\ntwo", "n": "007"}, {"text": "NA"}]
 
 
+def test_a_cell_of_a_csv_file_may_be_longer_than_pythons_limit(tmp_path: Path) -> None:
+    text = "long " * 50_000
+    (tmp_path / "a.csv").write_text(f"text\n{text}\n")
+    assert records_of(tmp_path / "a.csv") == [{"text": text}]
+
+
 def test_parts_of_a_file_are_those_of_its_records(tmp_path: Path) -> None:
     lines = "".join(f'{{"text": "{number}"}}\n' + "{\n" * (number == 4) for number in range(10))
     (tmp_path / "a.jsonl").write_text(lines)

@@ -74,16 +74,21 @@ def changes(run: RunFolder) -> list[int]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run of `lsp_job` as it is; how often a job saves changes nothing that it learns."""
+    """A run of `job_beside_cores`; how often a job saves changes nothing that it learns."""
     path = tmp_path_factory.mktemp("undisturbed")
-    return finished_run(lsp_job(path), path / "run")
+    return finished_run(job_beside_cores(path), path / "run")
+
+
+def job_beside_cores(tmp_path: Path, **keys: object) -> Job:
+    """A job that trains a weight as a whole beside its cores."""
+    return lsp_job(tmp_path, trainable=["model.norm"], **keys)
 
 
 CASES = [
     {},
     {"bf16": True, "max_grad_norm": 0, "gradient_accumulation_steps": 3},
     {"lsp_nonzeros": None, "name": "qwen2"},
-    {"lsp_fit_steps": 3, "gradient_accumulation_steps": 1, "name": "mixtral"},
+    {"lsp_fit_steps": 3, "gradient_accumulation_steps": 1, "name": "mixtral", "bf16": True},
     {"optim": "adamw_8bit", "lsp_size": 64},
     {"trainable": ["lm_head", "model.norm", r"model\.layers\.0\.mlp"], "weight_decay": 0.1},
 ]
@@ -121,7 +126,7 @@ def test_the_model_is_whole_and_has_the_cores_in_its_weights(undisturbed):
     weights = trained(run)
     assert weights.keys() == base.keys()
     moved = {name for name, tensor in weights.items() if not torch.equal(tensor, base[name])}
-    assert moved == {name for name in base if "proj" in name}
+    assert moved == {name for name in base if "proj" in name or name == "model.norm.weight"}
     model, info = AutoModelForCausalLM.from_pretrained(run.output, output_loading_info=True)
     assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
     batch = Batches(job, byte_tokenizer()).step(5)[0]
@@ -130,7 +135,7 @@ def test_the_model_is_whole_and_has_the_cores_in_its_weights(undisturbed):
 
 
 def test_stops_before_at_and_after_changes_change_no_bit(tmp_path, undisturbed):
-    run = begun_run(lsp_job(tmp_path), tmp_path / "stopped")
+    run = begun_run(job_beside_cores(tmp_path), tmp_path / "stopped")
     for stop in (1, 3, 4):
         assert not run_job(run, StopAt(run, stop))
     assert run_job(run, StopRequest())
@@ -140,7 +145,7 @@ def test_stops_before_at_and_after_changes_change_no_bit(tmp_path, undisturbed):
 
 @pytest.mark.parametrize("layers", [0, 30], ids=["first-change", "second-change"])
 def test_a_kill_within_a_change_loses_nothing(tmp_path, monkeypatch, undisturbed, layers):
-    run = begun_run(lsp_job(tmp_path, save_steps=2), tmp_path / "killed")
+    run = begun_run(job_beside_cores(tmp_path, save_steps=2), tmp_path / "killed")
     made = change.new_projectors
     count = 0
 
@@ -160,7 +165,7 @@ def test_a_kill_within_a_change_loses_nothing(tmp_path, monkeypatch, undisturbed
 
 
 def test_changed_weights_are_written_once_and_stay_with_the_checkpoints_that_build_on_them(tmp_path, undisturbed):
-    run = begun_run(lsp_job(tmp_path, save_steps=1, save_total_limit=2), tmp_path / "run")
+    run = begun_run(job_beside_cores(tmp_path, save_steps=1, save_total_limit=2), tmp_path / "run")
     files = {}
     for stop in (2, 3, 4, 5):
         assert not run_job(run, StopAt(run, stop))
@@ -181,7 +186,7 @@ def test_without_hard_links_each_checkpoint_has_a_copy(tmp_path, monkeypatch, un
         link(source, target)
 
     monkeypatch.setattr("os.link", refuse)
-    run = begun_run(lsp_job(tmp_path, save_steps=1), tmp_path / "run")
+    run = begun_run(job_beside_cores(tmp_path, save_steps=1), tmp_path / "run")
     assert not run_job(run, StopAt(run, 2))
     assert [file.stat().st_nlink for file in run.checkpoints.glob("*/frozen-*")] == [1, 1]
     assert run_job(run, StopRequest())
