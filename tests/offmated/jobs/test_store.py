@@ -253,7 +253,7 @@ def test_a_row_that_cannot_be_begun_fails_and_is_due_no_more(store: Store, paths
     assert store.due(JobState.RUNNING, 1) == []
 
 
-def test_who_lost_a_job_cannot_end_it(store: Store, paths: Paths) -> None:
+def test_who_lost_a_job_can_neither_end_it_nor_give_it_up(store: Store, paths: Paths) -> None:
     number = add(store, paths)
     mine = store.take(number, JobState.PLANNING, ME)
     assert mine is not None
@@ -261,7 +261,9 @@ def test_who_lost_a_job_cannot_end_it(store: Store, paths: Paths) -> None:
     other = Process(pid=1, started=0, boot="another")
     assert store.take(number, JobState.PLANNING, other) is not None
     assert store.end(mine, 0) is None
-    assert store.job(number).state is JobState.PLANNING
+    store.give_up(mine, OSError("its run folder cannot be read"))
+    row = store.job(number)
+    assert (row.state, row.owner) == (JobState.PLANNING, str(other))
 
 
 def test_a_cancel_ends_an_idle_job_and_marks_a_running_one(store: Store, paths: Paths) -> None:
