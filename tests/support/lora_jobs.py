@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from planner.codec import to_json
-from planner.job.planned import NOT_PLANNED
 from planner.job.schema import Job
 from planner.measure.analysis import analyse, estimate_times
 from planner.measure.machine_rates import estimate_hardware
@@ -64,11 +63,12 @@ _PLANS: dict[str, tuple[Plan, Chain]] = {}
 
 
 def plan_of(job: Job) -> tuple[Plan, Chain]:
-    """A plan near the least budget, where whatever may travel does. Jobs with the same files share it if they differ
-    only in keys on which plans do not depend: a trace takes long."""
+    """A plan near the least budget, where whatever may travel does. Jobs share it that differ in no more than where
+    their files are, how many steps they have, and when they save or change projectors: a trace takes long."""
+    others = {"model": "", "tokenizer": "", "dataset": (), "output_dir": None}
+    others |= dict.fromkeys(("max_steps", "save_steps", "save_total_limit", "lsp_check_steps", "lsp_threshold"))
     files = Path(job.model) / "config.json", *(Path(entry.path) for entry in job.data)
-    asked = job.model_dump_json(exclude={*NOT_PLANNED, "model"} - {"packing", "add_tokens"})
-    key = "\n".join([asked, *(file.read_text("utf-8") for file in files)])
+    key = "\n".join([job.model_copy(update=others).resolved_yaml(), *(file.read_text("utf-8") for file in files)])
     if key not in _PLANS:
         _PLANS[key] = _new_plan_of(job)
     return _PLANS[key]

@@ -28,8 +28,8 @@ PROMISES = ROOT / "tests" / "promises.toml"
 COLLECTED = pytest.StashKey[frozenset[str]]()
 """The names of the tests of the files that were asked for, later ones, too."""
 _HEAD = """\
-# Made by `python -m tests.support.cover`, which takes hours; meanwhile tests are moved by hand. A test that is not
-# under `later` runs in `make test`.
+# Made by `python -m tests.support.cover`, which takes hours; between its runs tests are moved by hand. A test that is
+# not under `later` runs in `make test`.
 """
 
 
